@@ -99,20 +99,38 @@ map_range(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal, enu
 }
 
 int
-vmm_map_new(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
+vmm_map_new(const struct drv *drv, const struct vmm_alloc *alloc, CUdeviceptr at, int ordinal,
             enum vmm_mode mode, struct vmm_map *ret, struct drv_error *err)
 {
-    CUdeviceptr ptr;
-    int r = DRV_CALL(drv, err, cuMemAddressReserve, &ptr, alloc->size, 0, 0, 0);
+    CUdeviceptr ptr = at;
+    int r = at ? 0 : DRV_CALL(drv, err, cuMemAddressReserve, &ptr, alloc->size, 0, 0, 0);
     if (r < 0)
         return r;
     r = map_range(drv, alloc, ordinal, mode, ptr, err);
     if (r < 0) {
-        drv->cu.cuMemAddressFree(ptr, alloc->size);
+        if (!at)
+            drv->cu.cuMemAddressFree(ptr, alloc->size);
         return r;
     }
-    *ret = (struct vmm_map){.ptr = ptr, .size = alloc->size, .mode = mode};
+    *ret = (struct vmm_map){.ptr = ptr, .size = alloc->size, .mode = mode, .borrowed = at != 0};
     return 0;
+}
+
+int
+vmm_map_park(const struct drv *drv, struct vmm_map *map, struct drv_error *err)
+{
+    int r = DRV_CALL(drv, err, cuMemUnmap, map->ptr, map->size);
+    map->parked = r == 0;
+    return r;
+}
+
+int
+vmm_map_unpark(const struct drv *drv, struct vmm_map *map, const struct vmm_alloc *alloc,
+               int ordinal, struct drv_error *err)
+{
+    int r = map_range(drv, alloc, ordinal, map->mode, map->ptr, err);
+    map->parked = r < 0;
+    return r;
 }
 
 int
@@ -127,7 +145,10 @@ vmm_map_allow(const struct drv *drv, const struct vmm_map *map, int ordinal,
 void
 vmm_map_free(const struct drv *drv, struct vmm_map *map)
 {
-    if (map->ptr && drv->cu.cuMemUnmap(map->ptr, map->size) == CUDA_SUCCESS)
+    bool is_free = map->ptr &&
+                   (map->parked || drv->cu.cuMemUnmap(map->ptr, map->size) == CUDA_SUCCESS);
+
+    if (is_free && !map->borrowed)
         drv->cu.cuMemAddressFree(map->ptr, map->size);
     *map = (struct vmm_map){0};
 }

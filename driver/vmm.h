@@ -13,6 +13,8 @@
  */
 #pragma once
 
+#include <stdbool.h>
+
 #include "drv.h"
 
 enum vmm_mode {
@@ -44,13 +46,21 @@ struct vmm_map {
     CUdeviceptr ptr;
     size_t size;
     enum vmm_mode mode;
+    bool parked;   /* nothing is mapped there now */
+    bool borrowed; /* the range is somebody else's, who frees it */
 };
 
-/* Maps alloc for the device ordinal. On failure nothing stays reserved. */
-int vmm_map_new(const struct drv *drv, const struct vmm_alloc *alloc, int ordinal,
-                enum vmm_mode mode, struct vmm_map *ret, struct drv_error *err);
+/* Maps alloc for the device ordinal, at an address in a range that somebody has reserved, or (0) in
+ * one of its own. On failure nothing stays reserved. */
+int vmm_map_new(const struct drv *drv, const struct vmm_alloc *alloc, CUdeviceptr at,
+                int ordinal, enum vmm_mode mode, struct vmm_map *ret, struct drv_error *err);
+/* Unmaps, and keeps the range. */
+int vmm_map_park(const struct drv *drv, struct vmm_map *map, struct drv_error *err);
+/* Maps the same allocation there again, for that device. Stays parked on failure. */
+int vmm_map_unpark(const struct drv *drv, struct vmm_map *map, const struct vmm_alloc *alloc,
+                   int ordinal, struct drv_error *err);
 /* Lets one more device reach it, with the same mode. Changes nothing on failure. */
 int vmm_map_allow(const struct drv *drv, const struct vmm_map *map, int ordinal,
                   struct drv_error *err);
-/* Unmaps and frees the range; takes a zeroed map. */
+/* Unmaps and frees the range, if it is its own; takes a zeroed map. */
 void vmm_map_free(const struct drv *drv, struct vmm_map *map);

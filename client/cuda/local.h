@@ -58,6 +58,35 @@ int cuda_host_register(struct caid_client *client, int32_t device, void *ptr, si
 int cuda_host_unregister(struct caid_client *client, int32_t device, void *ptr,
                          struct caid_error *error);
 
+/* ---- files ---- */
+
+struct cuda_stretch { /* of a file, and where it goes */
+    uint64_t file;    /* index in fds */
+    uint64_t offset;  /* in it */
+    uint64_t nbytes;
+    uint64_t dst; /* device address */
+    uint64_t
+        first; /* number of its first read; each stretch has one for CUDA_READ_SIZE bytes */
+};
+
+#define CUDA_READ_SIZE (8 << 20)
+
+/* What several threads read by cuda_read() between them. The caller's. */
+struct cuda_reading {
+    const int *fds;
+    const struct cuda_stretch *stretches; /* by their first reads */
+    size_t n_stretches;
+    uint64_t n_reads;
+    /* Shared with others: the next read, the bytes that are read, and whether to stop. */
+    _Atomic uint64_t *next, *done, *stop;
+};
+
+/* Reads and copies to the device, by page-locked memory of its own, until nothing is left or it is
+ * to stop; 0 when all that it began has happened. Any failure has the others stop. ret_file: which
+ * one could not be read, or -1; CAID_ERR_SYSTEM, with ENODATA where it is too short. */
+int cuda_read(struct caid_client *client, int32_t device, const struct cuda_reading *reading,
+              int64_t *ret_file, struct caid_error *error);
+
 /* ---- streams ---- */
 
 /* 1: nothing is left on it. 0: something is. */

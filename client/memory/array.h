@@ -34,6 +34,7 @@ struct caid_array {
     struct caid_client *client;
     struct block *block; /* NULL: no bytes, or managed */
     uint64_t lease;      /* 0: managed */
+    bool is_given;       /* to a call that wants each once; under the client's lock */
     bool lost;   /* the lease, when the daemon was started anew; under the client's lock */
     uint64_t id; /* the daemon's number for it */
     LIST_ENTRY(caid_array) of_leases; /* lease_table.arrays, while it is leased */

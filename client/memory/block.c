@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "lease.h"
+#include "reservation.h"
 #include "session/client.h"
 #include "session/feature.h"
 
@@ -152,27 +153,88 @@ import_device(const struct drv *drv, struct block *block, struct caid_error *err
     return 0;
 }
 
+/* In the reservation that is in use, or anywhere. */
+static int
+map_anew(struct caid_client *client, struct block *block, struct block_map *map,
+         enum vmm_mode mode, int ordinal, struct caid_error *error)
+{
+    const struct drv *drv = client->gpu.drv;
+    struct drv_error cause = {0};
+    CUdeviceptr at = 0;
+
+    int r = reservation_take(client, block->size, &map->in, &at, error);
+    if (r < 0)
+        return r;
+    r = vmm_map_new(drv, &block->alloc, at, ordinal, mode, &map->vmm, &cause);
+    if (r < 0) {
+        reservation_unref(TAKE_PTR(map->in));
+        return fail_map(block, r, &cause, error);
+    }
+    return 0;
+}
+
+/* Where it was, for all devices that it was for. */
+static int
+map_again(struct caid_client *client, struct block *block, struct block_map *map,
+          struct caid_error *error)
+{
+    const struct drv *drv = client->gpu.drv;
+    struct drv_error cause = {0};
+    int r = 0;
+
+    for (uint32_t place = 0; r == 0 && place < client->gpu.n_devices; place++) {
+        int ordinal = client->gpu.devices[place].ordinal;
+        if (map->places & UINT64_C(1) << place)
+            r = map->vmm.parked ? vmm_map_unpark(drv, &map->vmm, &block->alloc, ordinal, &cause)
+                                : vmm_map_allow(drv, &map->vmm, ordinal, &cause);
+    }
+    if (r < 0 && !map->vmm.parked)
+        vmm_map_park(drv, &map->vmm, NULL);
+    map->parked = map->vmm.parked;
+    return r < 0 ? fail_map(block, r, &cause, error) : 0;
+}
+
 static int
 map_device(struct caid_client *client, struct block *block, enum vmm_mode mode, uint32_t place,
            struct block_address *ret, struct caid_error *error)
 {
     struct block_map *map = &block->maps[mode == VMM_READ_WRITE];
-    const struct drv *drv = client->gpu.drv;
+    int ordinal = client->gpu.devices[place].ordinal;
     struct drv_error cause = {0};
+    int r = 0;
 
-    if (!(map->places & UINT64_C(1) << place)) {
-        int ordinal = client->gpu.devices[place].ordinal;
-        int r = import_device(drv, block, error);
-        if (r < 0)
-            return r;
-        r = map->vmm.ptr ? vmm_map_allow(drv, &map->vmm, ordinal, &cause)
-                         : vmm_map_new(drv, &block->alloc, ordinal, mode, &map->vmm, &cause);
-        if (r < 0)
-            return fail_map(block, r, &cause, error);
-        map->places |= UINT64_C(1) << place;
+    if (map->vmm.parked)
+        r = map_again(client, block, map, error);
+    if (r == 0 && !(map->places & UINT64_C(1) << place)) {
+        r = import_device(client->gpu.drv, block, error);
+        if (r == 0 && !map->vmm.ptr)
+            r = map_anew(client, block, map, mode, ordinal, error);
+        else if (r == 0 && (r = vmm_map_allow(client->gpu.drv, &map->vmm, ordinal, &cause)) < 0)
+            r = fail_map(block, r, &cause, error);
+        if (r == 0)
+            map->places |= UINT64_C(1) << place;
     }
-    *ret = (struct block_address){.ptr = map->vmm.ptr};
-    return 0;
+    if (r == 0)
+        *ret = (struct block_address){.ptr = map->vmm.ptr};
+    return r;
+}
+
+int
+block_park(struct caid_client *client, struct block *block, struct caid_error *error)
+{
+    struct drv_error cause = {0};
+    int r = 0;
+
+    pthread_mutex_lock(&block->lock);
+    for (size_t i = 0; r == 0 && i < ARRAY_SIZE(block->maps); i++) {
+        struct block_map *map = &block->maps[i];
+        if (!map->vmm.ptr || map->vmm.parked)
+            continue;
+        r = vmm_map_park(client->gpu.drv, &map->vmm, &cause);
+        map->parked = r == 0;
+    }
+    pthread_mutex_unlock(&block->lock);
+    return r < 0 ? fail_driver(error, r, &cause, "cannot unmap block %" PRIu64, block->id) : 0;
 }
 
 static int
@@ -280,9 +342,11 @@ unmap(struct caid_client *client, struct block *block)
         struct block_map *map = &block->maps[i];
         if (map->vmm.ptr)
             vmm_map_free(drv, &map->vmm);
+        reservation_unref(TAKE_PTR(map->in));
         if (map->pinned.host)
             unmap_pinned(drv, &map->pinned, gpu_is_gone((CUresult)why.cuda_result));
         map->places = 0;
+        map->parked = false;
     }
     if (block->legacy)
         legacy_map_free(drv, block->legacy);

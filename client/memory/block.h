@@ -26,6 +26,7 @@
 #pragma once
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
@@ -64,6 +65,7 @@ struct block {
     /* Under the client's lock. */
     uint32_t leases;
     uint64_t n_leased; /* leases ever */
+    uint32_t n_given;  /* of them to a call that wants all */
     uint64_t idle_at;  /* when it goes, as idle; 0: at once */
     bool unmapped;     /* idle, and listed in table->unmapped */
     TAILQ_ENTRY(block) idle_entry;
@@ -76,7 +78,9 @@ struct block {
 
     struct block_map {
         struct vmm_map vmm;
-        uint64_t places; /* that vmm is for, a bit each (gpu.h) */
+        uint64_t places;             /* that vmm is for, a bit each (gpu.h) */
+        struct caid_reservation *in; /* that vmm lies in; NULL: none */
+        atomic_bool parked;          /* as vmm is: for who has no lock */
         struct pinned_map pinned;
     } maps[2]; /* read-only, read-write */
 
@@ -97,6 +101,7 @@ struct block_table { /* under the client's lock */
     uint64_t unmapped_since; /* some wait to be forgotten; 0: tidying has not seen any */
     bool tidying;            /* a thread is in block_tidy() */
     size_t n_freeing;        /* forgotten, and about to be let go of */
+    struct caid_reservation *reservation; /* in which blocks are mapped; NULL: anywhere */
 };
 
 extern const struct feature block_feature;
@@ -136,6 +141,11 @@ struct block_address {
 };
 
 /* The block's address in this process, for the device at `place`: imported and mapped now where
- * it was not yet. The caller has a lease in it and does not hold the client's lock. */
+ * it was not yet, or is parked. The caller has a lease in it and does not hold the client's
+ * lock. */
 int block_map(struct caid_client *client, struct block *block, enum vmm_mode mode,
               uint32_t place, struct block_address *ret, struct caid_error *error);
+
+/* Unmaps a block of device memory, and keeps its addresses for the next block_map(). Not under the
+ * client's lock. */
+int block_park(struct caid_client *client, struct block *block, struct caid_error *error);

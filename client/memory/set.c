@@ -24,7 +24,7 @@ check_many(struct caid_client *client, const char *name, const char *const *keys
     return r;
 }
 
-/* What lies in the arrays is whole from here on. */
+/* What lies in the arrays is whole from here on. Those of one device have the same contexts. */
 static int
 settle_all(const struct caid_client *client, struct caid_array *const *arrays, size_t n,
            uint64_t stream, struct caid_error *error)
@@ -37,7 +37,8 @@ settle_all(const struct caid_client *client, struct caid_array *const *arrays, s
         if (arrays[i]->managed)
             return fail(error, CAID_ERR_UNSUPPORTED,
                         "managed memory is of this process alone: it cannot be published");
-        r = drain_writes(arrays[i], stream, error);
+        if (i == 0 || !arrays[i - 1]->block || arrays[i]->place != arrays[i - 1]->place)
+            r = drain_writes(arrays[i], stream, error);
     }
     return r;
 }

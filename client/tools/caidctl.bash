@@ -53,12 +53,18 @@ _caidctl() {
     --count | -c) ;;
     *)
         case $verb:$cur in
+        load:-*)
+            _caidctl_lines < <(printf '%s\n' --name= --pool= --device= --dtype= --only= --shard= --rows= \
+                --columns= --tie= --socket= --json --quiet --help)
+            [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
+            ;;
+        load:* | save:*) _caidctl_lines < <(compgen -f -- "$cur") ;;
         *:-*)
             _caidctl_lines < <(printf '%s\n' --socket= --json --bytes --pool= --all --long \
                 --unnamed --lost --device= --count= --prefix= --ignore-missing --force --undo --help --version)
             [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
             ;;
-        :*) _caidctl_lines < <(printf '%s\n' status list show pools users timelines info doctor drain flush unlink ping version) ;;
+        :*) _caidctl_lines < <(printf '%s\n' status list show pools users timelines info doctor drain load save flush unlink ping version) ;;
         list:* | show:* | unlink:*) _caidctl_lines < <(_caidctl_first_column list) ;;
         info:*) _caidctl_lines < <(_caidctl_first_column info) ;;
         esac

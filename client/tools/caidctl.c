@@ -64,6 +64,8 @@ static const char usage[] =
     "  timelines            timelines of a pool, and who signals them\n"
     "  doctor               what works here, what is slow or at risk, and what to do about it\n"
     "  drain                have no new arrays made, and wait until the last one has gone\n"
+    "  load MODEL...        put a model's weights under a name, from safetensors files\n"
+    "  save MODEL FILE      write a model's weights to a safetensors file\n"
     "  flush                free what waits in the deallocation queues, and empty blocks\n"
     "  unlink [NAME]...     remove names, or those of --prefix; whoever holds the arrays keeps them\n"
     "  ping                 round trips to the daemon\n"
@@ -87,7 +89,7 @@ static const char usage[] =
     "  -V, --version        of caidctl\n"
     "\n"
     "Exit status: 0, 1 for an error here (doctor: a problem), 2 for a refusal by the daemon.\n"
-    "See caidctl(1).\n";
+    "See caidctl(1); of load and save, which have options of their own, also 'caidctl load --help'.\n";
 
 static const struct option long_options[] = {
     {"socket", required_argument, NULL, 's'},
@@ -243,7 +245,9 @@ main(int argc, char **argv)
 
     if (!setlocale(LC_CTYPE, "") || MB_CUR_MAX == 1)
         setlocale(LC_CTYPE, "C.UTF-8"); /* names are UTF-8 in any case */
-    int status = parse_options(&ctl, argc, argv, &given, &done);
+    int status = verbs_weights(argc, argv);
+    if (status == CTL_OK)
+        status = parse_options(&ctl, argc, argv, &given, &done);
     if (status != CTL_OK || done)
         return flush_stdout(status);
 

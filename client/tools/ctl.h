@@ -47,6 +47,10 @@ int32_t ctl_device(const struct ctl *ctl, const char *text);
 /* A number up to max, and nothing else. */
 bool ctl_number(const char *text, unsigned long max, unsigned long *ret);
 
+/* load and save become a program of the Python package's. Returns CTL_OK where it is another verb,
+ * or CTL_LOCAL after a complaint. */
+int verbs_weights(int argc, char **argv);
+
 int verb_status(struct ctl *ctl, int argc, char **argv);
 int verb_info(struct ctl *ctl, int argc, char **argv);
 int verb_drain(struct ctl *ctl, int argc, char **argv);

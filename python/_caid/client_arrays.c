@@ -163,24 +163,47 @@ py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 
 /* ---- publish_many ---- */
 
+/* The arrays of some leases, which are pinned for the time of a call. */
+struct given {
+    PyObject *leases; /* a tuple */
+    struct caid_array **arrays;
+    Py_ssize_t n;
+};
+
+static void
+given_deinit(struct given *given)
+{
+    py_leases_unpin(given->leases, given->n);
+    PyMem_Free(given->arrays);
+}
+
+static int
+given_init(struct given *given, const struct client_object *self, PyObject *leases)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(leases);
+
+    given->leases = leases;
+    given->arrays = PyMem_Calloc((size_t)n + 1, sizeof(struct caid_array *));
+    if (!given->arrays) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    given->n = py_leases_pin(self->state, leases, given->arrays);
+    return given->n == n ? 0 : -1;
+}
+
 static PyObject *
 publish_many(struct client_object *self, const char *name, struct many *many, PyObject *leases,
              const struct caid_publish_options *options)
 {
-    struct caid_array **arrays = PyMem_Calloc(many->n + 1, sizeof(struct caid_array *));
+    __attribute__((cleanup(given_deinit))) struct given given = {0};
     uint64_t generation = 0;
-    Py_ssize_t n;
-    int r = -1;
 
-    if (!arrays)
-        return PyErr_NoMemory();
-    n = py_leases_pin(self->state, leases, arrays);
-    if ((size_t)n == many->n)
-        r = PY_CLIENT_CALL(self, caid_publish_many(c, name, many->names, arrays, many->n,
-                                                   options, &generation, &error));
-    py_leases_unpin(leases, n);
-    PyMem_Free(arrays);
-    return r < 0 ? NULL : PyLong_FromUnsignedLongLong(generation);
+    if (given_init(&given, self, leases) < 0 ||
+        PY_CLIENT_CALL(self, caid_publish_many(c, name, many->names, given.arrays, many->n,
+                                               options, &generation, &error)) < 0)
+        return NULL;
+    return PyLong_FromUnsignedLongLong(generation);
 }
 
 PyObject *
@@ -202,6 +225,73 @@ py_client_publish_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         return PyErr_Format(PyExc_TypeError, "leases: one for each key is needed");
     options.flags = is_new ? CAID_PUBLISH_NEW : 0;
     return publish_many(self, name, &many, leases, &options);
+}
+
+/* ---- addresses ---- */
+
+static PyObject *
+map_many(PyObject *op, PyObject *leases, bool map)
+{
+    __attribute__((cleanup(given_deinit))) struct given given = {0};
+    struct client_object *self = py_client(op);
+
+    if (!PyTuple_Check(leases))
+        return PyErr_Format(PyExc_TypeError, "leases: a tuple is needed");
+    if (given_init(&given, self, leases) < 0)
+        return NULL;
+    size_t n = (size_t)given.n;
+    return py_none(PY_CLIENT_CALL(self, map ? caid_map_many(given.arrays, n, &error)
+                                            : caid_unmap_many(given.arrays, n, &error)));
+}
+
+PyObject *
+py_client_map(PyObject *op, PyObject *leases)
+{
+    return map_many(op, leases, true);
+}
+
+PyObject *
+py_client_unmap(PyObject *op, PyObject *leases)
+{
+    return map_many(op, leases, false);
+}
+
+#define RESERVATION "caid.reservation"
+
+static void
+reservation_free(PyObject *capsule)
+{
+    WITHOUT_GIL(caid_reservation_free(PyCapsule_GetPointer(capsule, RESERVATION)));
+}
+
+PyObject *
+py_client_reserve(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = py_client(op);
+    struct caid_reservation *made = NULL;
+    uint64_t nbytes, address;
+    PyObject *capsule;
+
+    if (PY_ARGS(self->state, "reserve", PY_ARG(nbytes), PY_ARG(address)) < 0 ||
+        PY_CLIENT_CALL(self, caid_reserve(c, nbytes, address, &made, &address, &error)) < 0)
+        return NULL;
+    capsule = PyCapsule_New(made, RESERVATION, reservation_free);
+    if (!capsule) {
+        caid_reservation_free(made);
+        return NULL;
+    }
+    return Py_BuildValue("NK", capsule, (unsigned long long)address);
+}
+
+PyObject *
+py_client_use_reservation(PyObject *op, PyObject *capsule)
+{
+    struct client_object *self = py_client(op);
+    struct caid_reservation *reservation = NULL;
+
+    if (capsule != Py_None && !(reservation = PyCapsule_GetPointer(capsule, RESERVATION)))
+        return NULL;
+    return py_none(PY_CLIENT_CALL(self, caid_reservation_use(c, reservation, &error)));
 }
 
 /* ---- names ---- */

@@ -353,7 +353,15 @@ lease_dealloc(PyObject *op)
 static PyObject *
 lease_check_now(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    return py_none(lease_check(lease(op)));
+    struct lease_object *self = lease(op);
+
+    if (lease_check(self) < 0)
+        return NULL;
+    if (!caid_array_is_mapped(self->array))
+        return py_error_raise_code(self->client->state, CAID_ERR_CLOSED, EBADF,
+                                   "the array %R is unmapped: map() maps it again",
+                                   told(self, LEASE_NAME));
+    Py_RETURN_NONE;
 }
 
 /* A call of libcaid's with the array, which no other thread closes meanwhile: as
@@ -585,7 +593,8 @@ lease_get_ptr(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef lease_methods[] = {
-    {"check", lease_check_now, METH_NOARGS, PyDoc_STR("Raises ClosedError or ForkedError.")},
+    {"check", lease_check_now, METH_NOARGS,
+     PyDoc_STR("Raises ClosedError, also of one that is unmapped, or ForkedError.")},
     {"share", lease_share, METH_NOARGS,
      PyDoc_STR("One share more, to be given up by close(). Returns self.")},
     {"close", PY_FASTCALL(lease_close), METH_FASTCALL,

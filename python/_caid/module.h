@@ -303,6 +303,11 @@ bool py_client_is_live(const struct client_object *self);
     FAST(open_many, "Opens arrays, or those of a set: a list of Leases.")                      \
     FAST(take, "Takes what a ticket is for: a Lease.")                                        \
     FAST(publish_many, "Puts arrays of leases under names of a set: its generation.")         \
+    METHOD(map, METH_O, "Maps the blocks of leases again.")                                   \
+    METHOD(unmap, METH_O, "Unmaps the blocks of leases, and keeps their addresses.")          \
+    FAST(reserve, "Reserves addresses: (a capsule, the first of them).")                      \
+    METHOD(use_reservation, METH_O, "Where blocks are mapped from now on; None: anywhere.")   \
+    FAST(read_files, "Reads files into a device's memory, as one of several threads.")        \
     FAST(unlink, "Removes a name.")                                                           \
     FAST(rename, "Gives an array another name: its generation.")                              \
     FAST(expire, "Gives a name a time to live: its generation.")                              \

@@ -39,7 +39,7 @@ from ._errors import *  # noqa: F403
 from ._events import Event
 from ._helpers import *  # noqa: F403
 from ._records import *  # noqa: F403
-from ._set import Set
+from ._set import Reservation, Set
 from ._streams import Stream
 from ._strict import strict_device
 from ._timeline import Timeline
@@ -88,6 +88,7 @@ __all__ = [
     "Client",
     "Event",
     "LocalDaemon",
+    "Reservation",
     "Set",
     "Stream",
     "Timeline",

@@ -18,6 +18,7 @@ _open: WeakSet = WeakSet()  # arenas; those that were closed, too
 _KINDS = ("device", "legacy")
 _CONTEXT = 0  # for libcaid: all work of the device's context
 _NO_STREAM = -1  # for DLPack: nothing is waited for
+_TRIES = 3  # restarts of the daemon that a load may meet with one array
 
 
 @_caid.derived
@@ -243,12 +244,23 @@ class Arena(OfProcess, Closing, _caid.Arena):
         with _releaser.watching(self._client):
             return self._publish(name, part, metadata)
 
-    def _send(self, x):
-        """A ticket for what lies in the arena: an Allocation, as bytes, or an array."""
-        part = _of_allocation(x, None, None) if isinstance(x, Allocation) else _of_object(x, None)
+    def _send(self, x, stream=None):
+        """A ticket for what lies in the arena: an Allocation, as bytes, or an array, whose writer is that
+        stream."""
+        part = _of_allocation(x, None, None) if isinstance(x, Allocation) else _of_object(x, stream)
+        if stream is not None:
+            part = part._replace(stream=_stream.handle(stream))
         self._check(x, part)
         with _releaser.watching(self._client):
             return self._publish(None, part, None)
+
+    def _own(self, x, stream=None):
+        """A lease on what lies in the arena as an array of its own, without a name. A daemon that is started
+        anew knows no ticket of before: it is asked once more."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(NotFoundError):
+                return self._client._take(self._send(x, stream), "rw", None)
+        return self._client._take(self._send(x, stream), "rw", None)
 
     def _publish(self, name, part, metadata):
         element = part.element

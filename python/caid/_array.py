@@ -67,6 +67,12 @@ def make(memory, layout, *, root, stream=None, _new=object.__new__) -> Array:
     return self
 
 
+def writable(array) -> Array:
+    """A view that does not tell that its memory is read-only, for who cannot be told, and does not write."""
+    layout = array._layout._replace(readonly=False)
+    return make(array._memory.share(), layout, root=False, stream=array._stream)
+
+
 def of_leases(leases, root=True) -> list[Array]:
     """The Arrays for new leases: none, where one is corrupt."""
     _check(leases)

@@ -17,5 +17,6 @@ def daemon():
 
 
 def control():
-    """Become ``caidctl``."""
+    """Become ``caidctl``, two of whose verbs are this Python's."""
+    os.environ.setdefault("CAID_PYTHON", sys.executable)
     _become("caidctl")

@@ -38,7 +38,7 @@ from ._errors import LostWarning, NotFoundError, invalid
 from ._events import Event
 from ._handles import Closing
 from ._records import ArenaMemory, Memory, TimelineEntry
-from ._set import Set
+from ._set import Reservation, Set
 from ._streams import Stream
 from ._timeline import Timeline
 from ._watch import Watch
@@ -597,6 +597,33 @@ class Client(_queries.Queries, Closing):
         """Opens the set that has the name: one version of its arrays, which are opened when they are
         asked for. Parameters and errors as for open(); InvalidError: it is an array."""
         return _set.of_array(self.open(name, mode, pool=pool, wait=wait, timeout=timeout))
+
+    # --- addresses --------------------------------------------------------------------------
+
+    def reserve(self, nbytes: int, address: int = 0) -> Reservation:
+        """Reserves addresses of this process for device memory: several processes that reserve the
+        same ones have an array at the same address, for those who store pointers in their data. ::
+
+            with client.reserve(64 << 30, address) as r:    # address: the `r.address` of another process
+                weights = client.open_set("llama/"); weights.open()
+
+        Blocks that the client maps for the first time in the ``with`` block, and memory of its arenas,
+        lie there, one after another.
+
+        Parameters
+        ----------
+        nbytes : int
+            Rounded up to 2 MiB.
+        address : int, optional
+            Without it, or with 0, where there is room.
+
+        Raises
+        ------
+        InvalidError
+            Something else is there (cuMemAddressReserve()); in the ``with`` block: there is no room, or
+            another reservation is used.
+        """
+        return Reservation(self, nbytes, address)
 
     # --- names ------------------------------------------------------------------------------
 

@@ -62,13 +62,18 @@ class _Releaser:
         with self.starting:  # for it waits for the thread
             if self.thread is not None or _exiting:
                 return
-            self.thread = threading.Thread(target=self.run, name="caid-releaser", daemon=True)
+            fresh = [None]
+            self.thread = threading.Thread(
+                target=self.start_running, args=(fresh,), name="caid-releaser", daemon=True
+            )
             _running.add(self)
             try:
                 self.thread.start()
             except BaseException:
-                _running.discard(self)
-                self.thread = None
+                with contextlib.suppress(IndexError):  # Ctrl-C: it runs all the same, or never will
+                    fresh.pop()
+                    _running.discard(self)
+                    self.thread = None
                 raise
 
     def stop(self, _client=None):
@@ -81,6 +86,13 @@ class _Releaser:
         self.stop()
         self.epoll.close()
         os.close(self.waits)
+
+    def start_running(self, fresh):
+        try:
+            fresh.pop()
+        except IndexError:
+            return  # who started it has given it up
+        self.run()
 
     def run(self):
         first, longest = _PAUSES_S

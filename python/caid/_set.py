@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any
 
 from . import _array, _copy, _metadata, _stream
 from ._array import Array
-from ._errors import InvalidNameError, NotFoundError, invalid
+from ._errors import ClosedError, InvalidNameError, NotFoundError, invalid
 from ._handles import Closing, OfProcess
 from ._records import Entry
 
@@ -86,6 +87,33 @@ class Set(OfProcess, Closing, Mapping[str, Array]):
     def __repr__(self) -> str:
         what = f"generation={self.generation} arrays={len(self)}"
         return f"<caid.Set {self.name!r} {what}{' closed' if self.closed else ''}>"
+
+    def unmap(self) -> None:
+        """Takes the arrays out of this process's address space, when the work on them is done: for one
+        that sleeps. The version stays leased, its memory where it is, and map() maps it again at the
+        same addresses, so that CUDA graphs over it stay valid. Until then an array of it has no `ptr`,
+        and what other libraries made of one is not to be used.
+
+        Work is waited for that contexts have which are current here, or primary ones.
+
+        Raises
+        ------
+        InvalidError
+            Something else that lies in the same blocks is open by this client.
+        UnsupportedError
+            The arrays are not in memory of a device.
+        """
+        self._remap("_unmap")
+
+    def map(self) -> None:
+        """Maps what was unmapped, where it was. Idempotent. Raises OutOfMemoryError, DriverError."""
+        self._remap("_map")
+
+    def _remap(self, how):
+        self._array._check()
+        leases = tuple(array._memory for array in self._opened.values())
+        if leases:
+            getattr(self._array._memory.client, how)(leases)
 
     # --- what it is -------------------------------------------------------------------------
 
@@ -185,3 +213,36 @@ class Set(OfProcess, Closing, Mapping[str, Array]):
     def items(self) -> ItemsView[str, Array]:
         """All keys, and their arrays."""
         return self.open().items()
+
+
+class Reservation:
+    """Addresses of this process: what :meth:`caid.Client.reserve` gives. A context manager for what is
+    to lie there. They are given back when this is closed, or collected, and nothing lies there any more.
+    """
+
+    __slots__ = ("_client", "_handle", "address", "nbytes")
+
+    address: int  #: the first one
+    nbytes: int  #: as they were asked for
+
+    def __init__(self, client, nbytes: int, address: int):
+        self._client = client
+        self.nbytes = nbytes
+        self._handle, self.address = client._reserve(nbytes, address)
+
+    def __repr__(self) -> str:
+        return f"<caid.Reservation {self.address:#x} nbytes={self.nbytes}>"
+
+    def __enter__(self) -> Reservation:
+        if self._handle is None:
+            raise ClosedError(errno.EBADF, "the reservation is closed")
+        self._client._use_reservation(self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._client.closed:
+            self._client._use_reservation(None)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._handle = None

@@ -81,7 +81,7 @@ share(struct bench *b, struct shared *ret)
 
     check(vmm_alloc_create(b->drv, b->device.ordinal, size, &ret->alloc, &cause), &cause);
     check(vmm_alloc_export(b->drv, &ret->alloc, &ret->fd, &cause), &cause);
-    check(vmm_map_new(b->drv, &ret->alloc, b->device.ordinal, VMM_READ_WRITE, &ret->map,
+    check(vmm_map_new(b->drv, &ret->alloc, 0, b->device.ordinal, VMM_READ_WRITE, &ret->map,
                       &cause),
           &cause);
 }

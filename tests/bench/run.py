@@ -2,10 +2,10 @@
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, create, many,
-million, sets, handoff, arena, allocators, storage, sending, daemon, restart, attack, crowd; without
+million, sets, handoff, arena, allocators, storage, sending, weights, daemon, restart, attack, crowd; without
 one, all of them.
 
-open, create, handoff, arena, allocators, storage, sending, daemon and restart are for the GPU, where there is one. The
+open, create, handoff, arena, allocators, storage, sending, weights, daemon and restart are for the GPU, where there is one. The
 others measure the daemon and libcaid alone, so they are on the software driver everywhere.
 """
 
@@ -122,6 +122,11 @@ def bench_sending(_folder):
                        env={**os.environ, **daemon.env})
 
 
+def bench_weights(_folder):
+    with caid.LocalDaemon(memory="4G") as daemon:
+        script("bench_weights.py", daemon.address)
+
+
 @contextlib.contextmanager
 def open_to_all(fds):
     """A daemon that other uids may connect to, with so many file descriptors, or as many as may be:
@@ -161,7 +166,7 @@ def bench_restart(_folder):
 BENCHES = {"soft": bench_soft, "open": bench_open, "create": bench_create, "many": bench_many,
            "million": bench_million, "sets": bench_sets, "handoff": bench_handoff,
            "arena": bench_arena, "allocators": bench_allocators, "storage": bench_storage,
-           "sending": bench_sending, "daemon": bench_daemon, "restart": bench_restart,
+           "sending": bench_sending, "weights": bench_weights, "daemon": bench_daemon, "restart": bench_restart,
            "attack": bench_attack, "crowd": bench_crowd}
 AS_ROOT = {"attack", "crowd"}
 

@@ -28,12 +28,12 @@ PACKAGES = str(pathlib.Path(caid.__file__).parents[1])
 GIVEN = """
 import multiprocessing
 from typing import Any
-import caid, numpy, torch, cupy
+import caid, caid.weights, numpy, torch, cupy
 
 def load_weights() -> Any: ...
 def serve(w: caid.Array, step: int) -> None: ...
 """
-PARAMETERS = "c: caid.Client, w: caid.Array, s: caid.Stream, queue: Any, image: Any, shape: Any, step_7: Any, weights: Any"
+PARAMETERS = "c: caid.Client, w: caid.Array, s: caid.Stream, queue: Any, image: Any, shape: Any, step_7: Any, weights: Any, model: Any"
 
 # What a checker tells: an error in each line that is marked, and in no other.
 TOLD = """

@@ -586,6 +586,35 @@ int caid_drain(struct caid_client *client, bool drain, struct caid_error *error)
 int caid_defer_begin(struct caid_client *client, struct caid_error *error);
 int caid_defer_end(struct caid_client *client, struct caid_error *error);
 
+/* ---- addresses ---- */
+
+/* Takes the blocks that the arrays lie in out of this process, once the work of the arrays'
+ * contexts is done, and keeps their leases and their addresses, which nobody may use before
+ * caid_map_many(). The memory itself stays. CAID_ERR_INVALID: there are other arrays in those
+ * blocks that this client has open; opening one later maps its block again. CAID_ERR_UNSUPPORTED:
+ * no device memory. */
+int caid_unmap_many(struct caid_array *const *arrays, size_t n, struct caid_error *error);
+/* Maps them again, where they were: CUDA graphs that were captured before stay valid. */
+int caid_map_many(struct caid_array *const *arrays, size_t n, struct caid_error *error);
+/* Whether it is mapped: an array without memory is. */
+bool caid_array_is_mapped(const struct caid_array *array);
+
+struct caid_reservation;
+
+/* Addresses of this process for device memory, `size` bytes of them, rounded up to 2 MiB, from
+ * `address` on, or (0) where there are some: *ret_address. Several processes that reserve the
+ * same ones, and open the same arrays in them, have these at the same addresses.
+ * CAID_ERR_INVALID: they are not free here (cuMemAddressReserve()). */
+int caid_reserve(struct caid_client *client, size_t size, uint64_t address,
+                 struct caid_reservation **ret, uint64_t *ret_address,
+                 struct caid_error *error);
+/* From now on blocks that are mapped for the first time are so there, one after another; with NULL
+ * anywhere. CAID_ERR_INVALID: another one is in use; of a call that maps, that there is no room. */
+int caid_reservation_use(struct caid_client *client, struct caid_reservation *reservation,
+                         struct caid_error *error);
+/* The addresses are given back when nothing is mapped there any more. NULL is allowed. */
+void caid_reservation_free(struct caid_reservation *reservation);
+
 /* ---- data ---- */
 
 /* Copies run on the primary context of the array's device, which they retain on first use, and have

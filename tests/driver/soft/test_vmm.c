@@ -48,7 +48,7 @@ use(const struct drv *drv, struct drv_error *err)
     int r = vmm_alloc_create(drv, 0, SIZE, &alloc, err);
     if (r < 0)
         return r;
-    r = vmm_map_new(drv, &alloc, 0, VMM_READ_WRITE, &map, err);
+    r = vmm_map_new(drv, &alloc, 0, 0, VMM_READ_WRITE, &map, err);
     if (r < 0)
         cr_assert(map.ptr == 1 && map.size == 2 && map.mode == VMM_READ, "left alone");
     else
@@ -91,7 +91,7 @@ CAID_TEST(vmm, a_map_carries_the_access_it_was_made_with)
     struct vmm_alloc alloc;
     struct vmm_map map;
     cr_assert_eq(vmm_alloc_create(drv, 0, SIZE, &alloc, NULL), 0);
-    cr_assert_eq(vmm_map_new(drv, &alloc, 0, VMM_READ, &map, NULL), 0);
+    cr_assert_eq(vmm_map_new(drv, &alloc, 0, 0, VMM_READ, &map, NULL), 0);
     MUST(cuMemGetAccess(&access, &own, map.ptr));
     cr_assert_eq(access, CU_MEM_ACCESS_FLAGS_PROT_READ);
     cr_assert_eq(map.size, SIZE);
@@ -108,7 +108,7 @@ CAID_TEST(vmm, a_range_that_does_not_unmap_keeps_its_address)
     struct vmm_alloc alloc;
     struct vmm_map map;
     cr_assert_eq(vmm_alloc_create(drv, 0, SIZE, &alloc, NULL), 0);
-    cr_assert_eq(vmm_map_new(drv, &alloc, 0, VMM_READ_WRITE, &map, NULL), 0);
+    cr_assert_eq(vmm_map_new(drv, &alloc, 0, 0, VMM_READ_WRITE, &map, NULL), 0);
     CUdeviceptr at = map.ptr;
     set_rule("cuMemUnmap=INVALID_VALUE");
     vmm_map_free(drv, &map);

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``caidctl load`` and ``caidctl save``, which become this program."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import caid
+
+from . import COLUMNS, ROWS, FormatError, load, open, save
+
+_OK, _LOCAL, _REFUSED = 0, 1, 2  # as caidctl's
+_OF_CLIENT = 64  # codes from here on are libcaid's, not the daemon's
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(_LOCAL, f"{self.prog}: {message}\nTry '{self.prog} --help'.\n")
+
+
+def _parser():
+    parser = _Parser(prog="caidctl", allow_abbrev=False)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    to_load = verbs.add_parser("load", help="put a model's weights under a name", allow_abbrev=False)
+    to_load.add_argument("model", nargs="+", help="safetensors file, folder or index")
+    to_load.add_argument("--name", "-n", required=True, help="of the model")
+    to_load.add_argument("--device", "-d", default="0", help="index or UUID")
+    to_load.add_argument("--dtype", help="what floating-point tensors become: bfloat16, <f2, ...")
+    to_load.add_argument("--only", action="append", metavar="PATTERN", help="tensors to load")
+    to_load.add_argument("--shard", metavar="RANK/WORLD", help="a part of each tensor")
+    to_load.add_argument("--rows", action="append", metavar="PATTERN", help="divided by rows")
+    to_load.add_argument("--columns", action="append", metavar="PATTERN", help="divided by columns")
+    to_load.add_argument("--tie", action="append", metavar="NEW=OLD", help="a further name")
+    to_save = verbs.add_parser("save", help="write a model to a safetensors file", allow_abbrev=False)
+    to_save.add_argument("name", help="of the model")
+    to_save.add_argument("file")
+    for verb in to_load, to_save:
+        verb.add_argument("--pool", "-p", help="instead of your own")
+        verb.add_argument("--socket", "-s", metavar="PATH", help="the daemon's")
+        verb.add_argument("--json", "-j", action="store_true", help="for programs")
+        verb.add_argument("--quiet", "-q", action="store_true", help="no progress")
+    return parser
+
+
+def _shard(parser, args):
+    if args.shard is None:
+        if args.rows or args.columns:
+            parser.error("--rows and --columns go with --shard")
+        return None
+    rank, slash, world = args.shard.partition("/")
+    if not (slash and rank.isdecimal() and world.isdecimal()):
+        parser.error(f"--shard {args.shard}: RANK/WORLD, as 0/4")
+    return int(rank), int(world), args.rows or ROWS, args.columns or COLUMNS
+
+
+def _load(parser, args, client):
+    tie = dict(pair.partition("=")[::2] for pair in args.tie) if args.tie else None
+    version = load(
+        args.model,
+        args.name,
+        pool=args.pool,
+        device=int(args.device) if args.device.isdecimal() else args.device,
+        dtype=args.dtype,
+        only=args.only,
+        shard=_shard(parser, args),
+        tie=tie,
+        progress=not args.quiet,
+        client=client,
+    )
+    with open(args.name, pool=args.pool, client=client) as weights:
+        told = {"name": weights.name, "version": version, "arrays": len(weights), "nbytes": weights.nbytes}
+    return told, "{name}@{version}: {arrays} arrays, {nbytes} bytes"
+
+
+def _save(_parser, args, client):
+    with open(args.name, pool=args.pool, client=client) as weights:
+        save(weights, args.file, progress=not args.quiet)
+        told = {"name": weights.name, "version": weights.version, "file": args.file}
+    return told, "{name}@{version}: {file}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    sys.stdout.reconfigure(errors="surrogateescape")  # a file's name may be any bytes
+    try:
+        with caid.connect(args.socket, name=f"caidctl {args.verb}") as client:
+            told, line = (_load if args.verb == "load" else _save)(parser, args, client)
+    except (OSError, ValueError, TypeError, FormatError, ImportError) as e:
+        print(f"caidctl: {args.verb}: {e}", file=sys.stderr)
+        code = getattr(e, "code", _OF_CLIENT)
+        return _LOCAL if code >= _OF_CLIENT else _REFUSED
+    except KeyboardInterrupt:
+        print(f"caidctl: {args.verb}: interrupted: nothing was changed", file=sys.stderr)
+        return _LOCAL
+    print(json.dumps(told) if args.json else line.format(**told))
+    return _OK

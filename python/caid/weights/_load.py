@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading: from files into memory of the daemon, which all see in one step when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from typing import Callable
+
+import numpy
+
+from .. import _array, _geometry, _metadata, _typestr
+from .._errors import NO_ROOM
+from . import _plan, _staging
+from ._safetensors import check_file, open_file
+
+_METADATA_MAX = 4096  # bytes, of an array's
+_READ = 8 << 20  # bytes: CUDA_READ_SIZE
+_PINNED = 512 << 20  # bytes of page-locked memory for what is converted; more where a row is longer
+_BLOCK = 2 << 20  # bytes: a block of its own for what is larger, no larger than it
+
+
+class _Lying:
+    """An array in an arena's memory, as the CUDA Array Interface shows it; the arena keeps it."""
+
+    def __init__(self, memory, part):
+        self._memory = memory  # which stays as long as this
+        self._caid_element = part.element
+        self.__cuda_array_interface__ = {
+            "shape": part.shape,
+            "typestr": part.element.typestr,
+            "data": (memory.ptr + part.at, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def load(client, plan, prefix, *, pool, device, progress: Callable[[int, int], None]) -> int:
+    """Carries a plan out: the set's generation. Leaves nothing where it fails."""
+    with contextlib.ExitStack() as stack:
+        arena = stack.enter_context(client.arena(device, pool=pool, block_size=_BLOCK))
+        memory = _reserve(client, arena, plan.nbytes, prefix, pool)
+        stack.callback(memory.close)
+        idle = stack.enter_context(client.stream(device, non_blocking=True))
+        arrays = {}
+        to_make = iter(plan.parts.items())
+
+        def make_arrays():
+            """Meanwhile: of memory that is being filled, which nobody else sees yet."""
+            for key, part in to_make:
+                arrays[key] = stack.enter_context(_array_of(client, arena, memory, part, idle))
+
+        _fill(client, plan, memory, device, progress, make_arrays)
+        arrays.update((key, arrays[of]) for key, of in plan.tied.items())
+        return client.publish_many(prefix, arrays, metadata=_told(plan))
+
+
+def _told(plan):
+    """What save() writes beside the tensors: not what says which are tied, as the set shows that."""
+    text = {key: value for key, value in plan.metadata.items() if key not in plan.tied}
+    told = {"safetensors": text}
+    if len(_metadata.encode(told).encode()) > _METADATA_MAX:
+        warnings.warn(f"the files' metadata take more than {_METADATA_MAX} bytes: left out", stacklevel=4)
+        told = {"safetensors": {}}
+    return told
+
+
+# --- memory ---------------------------------------------------------------------------------
+
+
+def _reserve(client, arena, nbytes, prefix, pool):
+    """Memory for the whole, before anything is read. It stays as long as arrays lie in it."""
+    try:
+        return arena.allocate(nbytes)
+    except NO_ROOM as e:
+        raise type(e)(e.errno, f"{e.strerror}{_who_pins(client, prefix, pool)}") from None
+
+
+def _who_pins(client, prefix, pool):
+    """Which versions of the model have memory, and by whom."""
+    versions = [details for details in client.unnamed(pool=pool) if details.entry.name == prefix]
+    if client.exists(prefix, pool=pool):
+        versions.append(client.show(prefix, pool=pool))
+    text = ""
+    for details in versions:
+        who = ", ".join(f"{holder.client or 'process'} {holder.pid}" for holder in details.holders)
+        text += f"; {prefix}@{details.entry.generation} is there, held by {who or 'its name'}"
+    return text
+
+
+def _array_of(client, arena, memory, part, idle):
+    """The part as an array of its own, without a name. Nothing is waited for: its bytes are there when
+    _fill() has returned."""
+    if 0 in part.shape:
+        return client.empty(part.shape, part.element, pool=arena.pool, device=arena.device)
+    return _array.of_lease(arena._own(_Lying(memory, part), idle))
+
+
+# --- bytes ----------------------------------------------------------------------------------
+
+
+def _fill(client, plan, memory, device, progress, meanwhile):
+    """The bytes are in the memory when it returns, and meanwhile() has been called."""
+    plain, others = list(_plan.stretches(plan)), list(_plan.converted(plan))
+    control = numpy.zeros(3, "u8")  # the next read, bytes read, whether to stop
+    with contextlib.ExitStack() as stack:
+        paths = tuple({stretch.path: None for stretch in plain + others})
+        fds = tuple(stack.enter_context(_opened(path, plan.files)) for path in paths)
+        table = _table(plain, paths, memory.ptr)
+        target = stack.enter_context(client.as_array(memory, sync=False))
+        left = _staging.Chunks(others)
+        size = max(map(_size, others), default=0)
+        lanes = iter(range(max(_PINNED // (2 * size), 1) if size else 0))
+
+        def work():
+            client._read_files(paths, fds, table, control, device)
+            if next(lanes, None) is not None:
+                with _staging.Lane(client, device, size) as lane:
+                    lane.move(left, convert)
+
+        def convert(slot, stretch):
+            read = numpy.empty(stretch.nbytes, "u1")
+            _staging.read(fds[paths.index(stretch.path)], read, stretch.offset, stretch.path)
+            made = slot.memory[: _size(stretch)]
+            _convert(stretch, read, made)
+            target[stretch.at : stretch.at + made.nbytes].copy_from_host(made, stream=slot.stream)
+
+        def stop():
+            control[2] = 1
+            left.stop()
+
+        def wait():
+            progress(int(control[1]) + left.done, plan.n_read)
+            meanwhile()
+
+        _staging.run(work, stop, wait)
+
+
+@contextlib.contextmanager
+def _opened(path, files):
+    """The fd of a file that is what its header was read of, before and after."""
+    fd = open_file(path)
+    try:
+        check_file(files, fd, path)
+        yield fd
+        check_file(files, fd, path)
+    finally:
+        os.close(fd)
+
+
+def _table(stretches, paths, ptr):
+    """As the extension has it: struct cuda_stretch."""
+    numbers = {path: i for i, path in enumerate(paths)}
+    rows, first = [], 0
+    for stretch in stretches:
+        rows.append((numbers[stretch.path], stretch.offset, stretch.nbytes, ptr + stretch.at, first))
+        first += -(-stretch.nbytes // _READ)
+    return numpy.array(rows, "u8")
+
+
+def _size(stretch):
+    """Bytes that it becomes."""
+    n, _, width = _matrix(stretch)
+    return n * width * stretch.part.element.itemsize
+
+
+def _matrix(stretch):
+    """(rows, columns, columns that stay) of its elements."""
+    part = stretch.part
+    n = stretch.nbytes // part.tensor.element.itemsize
+    if part.columns is None:
+        return n, 1, 1
+    columns = _geometry.size(part.tensor.shape[1:])
+    return n // columns, columns, part.columns.stop - part.columns.start
+
+
+def _convert(stretch, source, target):
+    part = stretch.part
+    n, columns, width = _matrix(stretch)
+    old, new = (_typestr.to_numpy(element) for element in (part.tensor.element, part.element))
+    source = source.view(old).reshape(n, columns)[:, part.columns or slice(None)]
+    with numpy.errstate(over="ignore", invalid="ignore"):  # what is too large is inf, and a NaN is one
+        target.view(new).reshape(n, width)[...] = source

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a model is loaded, as what, and where it comes to lie: known before a byte is read.
+
+All arrays of a model lie in one piece of memory, so that a process that opens it maps one block.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from typing import Any, Iterator, NamedTuple
+
+from .. import _geometry, _typestr
+from .._errors import InvalidNameError, invalid
+from ._safetensors import TENSORS_MAX, Model, Tensor
+
+CHUNK = 4 << 20  # bytes that are read, and copied, at a time
+_ALIGNED = 512  # of an array's first byte, as of memory of cuMemAlloc()
+_NAME_MAX = 255  # bytes
+
+# By what Hugging Face's models call them. A layer's weight is (out, in): those whose outputs are
+# divided have a part of the rows, and those that sum over divided inputs a part of the columns.
+ROWS = tuple(
+    f"*{name}.{part}"
+    for name in ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
+    for part in ("weight", "bias")
+) + ("*embed_tokens.weight", "*lm_head.weight")
+COLUMNS = ("*o_proj.weight", "*down_proj.weight")
+
+
+class Part(NamedTuple):
+    """What becomes of a tensor: an array of that shape and type, `at` bytes into the memory."""
+
+    tensor: Tensor
+    element: _typestr.Element
+    shape: tuple[int, ...]
+    at: int
+    rows: slice  # of the tensor as a matrix, which are read
+    columns: slice | None  # of them, which stay; None: all
+
+    @property
+    def is_same(self):
+        """Whether its bytes are as in the file."""
+        return self.columns is None and self.element == self.tensor.element
+
+
+class Plan(NamedTuple):
+    parts: dict[str, Part]
+    tied: dict[str, str]  # other keys of the same array
+    metadata: dict[str, str]
+    nbytes: int  # of the memory
+    n_read: int  # bytes of files
+    files: dict[str, tuple]  # the model's
+
+
+class Shard(NamedTuple):
+    """One of `world` equal parts of a model, as tensor parallelism has them: of a tensor whose key
+    matches one of `rows` a part of its first dimension, of `columns` of its second, else all of it."""
+
+    rank: int
+    world: int
+    rows: tuple[str, ...] = ROWS
+    columns: tuple[str, ...] = COLUMNS
+
+
+def make(model: Model, prefix: str, dtype: Any, only: Any, shard: Any, tie: Any) -> Plan:
+    """Raises InvalidError, InvalidNameError: what was asked for does not go with the model."""
+    wanted = None if dtype is None else _float(dtype)
+    shard = None if shard is None else _shard(*shard)
+    keys = _chosen(model.tensors, [only] if isinstance(only, str) else only)
+    parts, at = {}, 0
+    for key in keys:
+        part = _part(model.tensors[key], at, wanted, shard)
+        parts[key] = part
+        at += -(-_nbytes(part) // _ALIGNED) * _ALIGNED
+    tied = _tied(model, parts, tie)
+    if len(parts) + len(tied) > TENSORS_MAX:
+        raise invalid(f"{len(parts) + len(tied)} arrays, where a set has at most {TENSORS_MAX}")
+    for key in (*parts, *tied):
+        _check_name(prefix, key)
+    n_read = sum(_row_bytes(part) * (part.rows.stop - part.rows.start) for part in parts.values())
+    return Plan(parts, tied, model.metadata, at, n_read, model.files)
+
+
+def _chosen(tensors, patterns):
+    if patterns is None:
+        chosen = list(tensors)
+    else:
+        match = re.compile("|".join(map(fnmatch.translate, patterns))).match
+        chosen = [key for key in tensors if match(key)]
+    if not chosen:
+        raise invalid("no tensors" if patterns is None else f"no tensor matches {list(patterns)}")
+    # In the order in which they lie there: what follows one another is read, and copied, together.
+    return sorted(chosen, key=lambda key: (tensors[key].path, tensors[key].offset))
+
+
+def _check_name(prefix, key):
+    """Says before the load what the daemon would say after it."""
+    name = prefix + key
+    try:
+        n = len(name.encode())
+    except UnicodeEncodeError:
+        n = 0
+    if not key or not 0 < n <= _NAME_MAX or any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
+        raise InvalidNameError(
+            22,
+            f"tensor {key!r}: {prefix!r} and it have to be a name of 1 to {_NAME_MAX} bytes of UTF-8 "
+            "without control characters",
+        )
+
+
+def _float(dtype):
+    element, inner = _typestr.of_dtype(dtype)
+    if inner or not _is_float(element):
+        raise invalid(f"dtype {dtype!r}: weights are converted to floats, bfloat16 or float8s")
+    return element
+
+
+def _check_convertible(element):
+    """Before the load, since without ml_dtypes NumPy takes such a type for raw memory."""
+    if element.name and _typestr.to_numpy(element).name != element.name:
+        raise ImportError(f"to convert {element.name}, ml_dtypes is needed: it is not installed")
+
+
+def _is_float(element):
+    return element.told[1:2] == "f" or element.told.startswith(("float", "bfloat"))
+
+
+def _tied(model, parts, tie):
+    """Of the files, what safetensors.torch.save_model() has left out, as they tell it."""
+    tied = {
+        key: of
+        for key, of in model.metadata.items()
+        if key not in model.tensors and of in parts and tie is None
+    }
+    for key, of in dict(tie or {}).items():
+        if of not in parts or key in parts:
+            raise invalid(f"tie {key!r} to {of!r}: the first must not be loaded, and the second must")
+        tied[key] = of
+    return tied
+
+
+# --- shards ---------------------------------------------------------------------------------
+
+
+def _shard(rank, world, rows=ROWS, columns=COLUMNS):
+    if not 0 <= rank < world:
+        raise invalid(f"shard {rank} of {world}: 0 to one less than there are")
+    return Shard(rank, world, tuple(rows), tuple(columns))
+
+
+def _range(part, n, shard, key):
+    if n % shard.world:
+        raise invalid(f"tensor {key!r}: {n} {part} are not divisible by {shard.world}")
+    each = n // shard.world
+    return slice(each * shard.rank, each * (shard.rank + 1))
+
+
+def _matches(key, patterns):
+    return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def _part(tensor, at, wanted, shard):
+    element = wanted if wanted and _is_float(tensor.element) else tensor.element
+    if element != tensor.element:
+        _check_convertible(tensor.element)
+        _check_convertible(element)
+    shape = tensor.shape
+    rows, columns = slice(0, shape[0] if shape else 1), None
+    if shard and shape and _matches(tensor.key, shard.rows):
+        rows = _range("rows", shape[0], shard, tensor.key)
+        shape = (rows.stop - rows.start, *shape[1:])
+    elif shard and len(shape) > 1 and _matches(tensor.key, shard.columns):
+        some = _range("columns", shape[1], shard, tensor.key)
+        shape = (shape[0], some.stop - some.start, *shape[2:])
+        inner = math.prod(shape[2:])
+        columns = slice(some.start * inner, some.stop * inner)
+    return Part(tensor, element, shape, at, rows, columns)
+
+
+def _nbytes(part):
+    return _geometry.size(part.shape) * part.element.itemsize
+
+
+def _row_bytes(part):
+    return part.tensor.nbytes // (part.tensor.shape[0] or 1) if part.tensor.shape else part.tensor.nbytes
+
+
+# --- what is read ---------------------------------------------------------------------------
+
+
+class Stretch(NamedTuple):
+    """Bytes of a file, as they go to the memory at `at`; those that are not as in the file have a part."""
+
+    path: str
+    offset: int
+    nbytes: int
+    at: int
+    part: Part | None = None
+
+
+def stretches(plan: Plan) -> Iterator[Stretch]:
+    """What is copied as it is, those that follow one another on both sides together."""
+    last = None
+    for part in plan.parts.values():
+        if not part.is_same or not _nbytes(part):
+            continue
+        start, nbytes = _rows(part)
+        if last and (last.path, last.offset + last.nbytes, last.at + last.nbytes) == (
+            part.tensor.path, start, part.at
+        ):
+            last = last._replace(nbytes=last.nbytes + nbytes)
+            continue
+        if last:
+            yield last
+        last = Stretch(part.tensor.path, start, nbytes, part.at)
+    if last:
+        yield last
+
+
+def converted(plan: Plan) -> Iterator[Stretch]:
+    """What is not: at most CHUNK bytes at a time, before and after, or a row where that is longer."""
+    for part in plan.parts.values():
+        if part.is_same or not _nbytes(part):
+            continue
+        start, nbytes = _rows(part)
+        each, width = _row_bytes(part), 1
+        if part.columns is None:  # a row is an element
+            each = part.tensor.element.itemsize
+        else:
+            width = part.columns.stop - part.columns.start
+        after = width * part.element.itemsize
+        step = max(CHUNK // max(each, after), 1) * each
+        for done in range(0, nbytes, step):
+            n = min(step, nbytes - done)
+            yield Stretch(part.tensor.path, start + done, n, part.at + done // each * after, part)
+
+
+def _rows(part):
+    """Where those that are read begin in the file, and how many bytes they have."""
+    each = _row_bytes(part)
+    return part.tensor.offset + each * part.rows.start, each * (part.rows.stop - part.rows.start)

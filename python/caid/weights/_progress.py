@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a load or save is: a bar on a terminal, else a line every ten seconds."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import Callable
+
+_GIB = 1 << 30
+_EVERY = 10.0  # seconds, where it is no terminal
+
+
+def none(done: int, total: int) -> None:
+    """Says nothing."""
+
+
+def shown(what: str, stream=None) -> Callable[[int, int], None]:
+    """A function of (bytes done, bytes in all) that shows it on a stream, without one on stderr; the
+    last call is the one with all done."""
+    stream = stream or sys.stderr
+    start = time.monotonic()
+    last = start
+    is_over = False
+
+    def show(done: int, total: int) -> None:
+        nonlocal last, is_over
+        if is_over:
+            return
+        now = time.monotonic()
+        line = _line(what, done, total, now - start)
+        is_over = done >= total
+        if stream.isatty():
+            width = shutil.get_terminal_size().columns - 1
+            end = "\n" if is_over else ""
+            stream.write(f"\r\033[K{_bar(line, done, total, width)}{end}")
+            stream.flush()
+        elif is_over or now - last >= _EVERY:
+            last = now
+            print(line, file=stream, flush=True)
+
+    return show
+
+
+def _line(what, done, total, seconds):
+    rate = done / seconds if seconds > 0 else 0
+    left = f"{(total - done) / rate:.0f} s left" if rate and done < total else f"{seconds:.1f} s"
+    return f"{what}: {done / _GIB:.2f} of {total / _GIB:.2f} GiB, {rate / _GIB:.2f} GiB/s, {left}"
+
+
+def _bar(line, done, total, width):
+    room = min(width - len(line) - 3, 40)
+    if room < 4:
+        return line[:width]
+    full = room * done // total if total else room
+    return f"{line} [{'#' * full}{'.' * (room - full)}]"

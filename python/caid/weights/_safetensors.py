@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The safetensors format: what a file says it has, checked before anything of it is believed.
+
+A file is 8 bytes (the header's length, little-endian), the header (JSON: each tensor's dtype, shape and
+offsets), and the tensors' bytes, without holes. Source: the format's page in the safetensors project;
+Hugging Face's layout of several files: an index, ``model.safetensors.index.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import struct
+from typing import NamedTuple
+
+from .. import _typestr
+
+HEADER_MAX = 100_000_000  # bytes, as the format has it
+TENSORS_MAX = 65_536  # of a file, and of a model: as many as a set has arrays
+_DIMS_MAX = 32  # as a caid array
+_SIZE_MAX = 1 << 62  # bytes of a tensor
+_INDEX = ".safetensors.index.json"
+
+# What the format calls it: what caid does. Of its types of less than a byte two or more share one.
+TYPES = {
+    "BOOL": "|b1",
+    "U8": "|u1",
+    "I8": "|i1",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "I16": "<i2",
+    "U16": "<u2",
+    "F16": "<f2",
+    "BF16": "bfloat16",
+    "I32": "<i4",
+    "U32": "<u4",
+    "F32": "<f4",
+    "C64": "<c8",
+    "F64": "<f8",
+    "I64": "<i8",
+    "U64": "<u8",
+}
+_WORDS = {told: word for word, told in TYPES.items()}
+
+
+class FormatError(ValueError):
+    """A file is no safetensors file, or not a whole one; or an index does not fit its files."""
+
+
+class Tensor(NamedTuple):
+    """One that a file has: `nbytes` from `offset` bytes after the file's begin."""
+
+    path: str
+    key: str
+    element: _typestr.Element
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class Model(NamedTuple):
+    """What was found: tensors by key, the text that the files have beside them, and which files those
+    were, by their paths."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    files: dict[str, tuple]
+
+
+# --- one file -------------------------------------------------------------------------------
+
+
+def open_file(path):
+    """An fd to read from. Only of a regular file: others may block, or never end."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise FormatError(f"{path}: not a regular file")
+        return fd
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _which(fd):
+    """A file and its contents, as far as the system tells one from another."""
+    told = os.fstat(fd)
+    return told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns
+
+
+def check_file(files, fd, path):
+    """Raises FormatError: it is not what its header was read of."""
+    if _which(fd) != files[path]:
+        raise FormatError(f"{path}: it has changed since its header was read")
+
+
+def read_file(path) -> Model:
+    """Raises FormatError, OSError."""
+    fd = open_file(path)
+    try:
+        which = _which(fd)
+        size = os.fstat(fd).st_size
+        if size < 8:
+            raise FormatError(f"{path}: {size} bytes, too short for a safetensors file")
+        (n,) = struct.unpack("<Q", _read(fd, path, 8, 0))
+        if n > HEADER_MAX or n > size - 8:
+            most = min(HEADER_MAX, size - 8)
+            raise FormatError(f"{path}: a header of {n} bytes, where there may be {most}")
+        model = parse(_read(fd, path, n, 8), size - 8 - n, path)
+        return model._replace(files={path: which})
+    finally:
+        os.close(fd)
+
+
+def _read(fd, path, n, offset):
+    parts = []
+    while n > 0:
+        part = os.pread(fd, n, offset)
+        if not part:
+            raise FormatError(f"{path}: it ends before its header does")
+        parts.append(part)
+        n -= len(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
+def parse(header: bytes, n_data: int, path: str = "header") -> Model:
+    """The model that a header tells of, with so many bytes after it. Raises FormatError."""
+    try:
+        told = json.loads(
+            header.decode(),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_int=_natural,
+        )
+    except (ValueError, RecursionError) as e:
+        raise FormatError(f"{path}: the header is not its JSON: {e}") from None
+    if not isinstance(told, dict) or header[:1] != b"{":
+        raise FormatError(f"{path}: the header is not an object")
+    metadata = told.pop("__metadata__", None)
+    if metadata is not None and not _is_text(metadata):
+        raise FormatError(f"{path}: __metadata__ is not text by text")
+    if not _is_utf8([*told, *(metadata or {}), *(metadata or {}).values()]):
+        raise FormatError(f"{path}: a key, or text of __metadata__, has half a surrogate pair")
+    if len(told) > TENSORS_MAX:
+        raise FormatError(f"{path}: {len(told)} tensors, where there may be {TENSORS_MAX}")
+    start = 8 + len(header)
+    tensors = {key: _tensor(path, key, value, start) for key, value in told.items()}
+    _check_holes(path, tensors.values(), start, n_data)
+    return Model(tensors, metadata or {}, {})
+
+
+def _unique(pairs):
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key is there twice")
+    return made
+
+
+def _no_constant(word):
+    raise ValueError(f"{word} is no number")
+
+
+def _natural(word):
+    if word.startswith("-"):  # -0 is a float to the format's own library
+        raise ValueError(f"{word} is no size")
+    return int(word)
+
+
+def _is_text(metadata):
+    return isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
+
+
+def _is_utf8(texts):
+    try:
+        return all(text.encode() or True for text in texts)
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_sizes(x):
+    return isinstance(x, list) and all(type(n) is int and 0 <= n <= _SIZE_MAX for n in x)
+
+
+def _tensor(path, key, value, start):
+    what = f"{path}: tensor {key!r}"
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise FormatError(f"{what}: not just a dtype, a shape and data_offsets")
+    word, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(word, str) or word not in TYPES:
+        raise FormatError(f"{what}: caid has no type for {word!r}")
+    if not _is_sizes(shape) or len(shape) > _DIMS_MAX:
+        raise FormatError(f"{what}: its shape is not one of 0 to {_DIMS_MAX} sizes")
+    if not _is_sizes(offsets) or len(offsets) != 2:
+        raise FormatError(f"{what}: data_offsets are not two")
+    element, _ = _typestr.of_dtype(TYPES[word])
+    begin, end = offsets
+    nbytes = math.prod(shape) * element.itemsize
+    if end - begin != nbytes:
+        raise FormatError(f"{what}: {end - begin} bytes, where its type and shape take {nbytes}")
+    if math.prod(n or 1 for n in shape) * element.itemsize > _SIZE_MAX:  # also of no elements
+        raise FormatError(f"{what}: its shape is too large")
+    return Tensor(path, key, element, tuple(shape), start + begin, nbytes)
+
+
+def _check_holes(path, tensors, start, n_data):
+    at = start
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.nbytes)):
+        if tensor.offset != at:
+            how = "overlaps another one" if tensor.offset < at else "has a hole before it"
+            raise FormatError(f"{path}: tensor {tensor.key!r} {how}")
+        at += tensor.nbytes
+    if at != start + n_data:
+        raise FormatError(f"{path}: {n_data} bytes of tensors, where the header has {at - start}")
+
+
+# --- a model --------------------------------------------------------------------------------
+
+
+def read_model(paths) -> Model:
+    """All that is in some files, folders and indexes: no key twice. Raises FormatError, OSError."""
+    files = []
+    for path in map(os.fspath, paths):
+        files += _files_of_folder(path) if os.path.isdir(path) else [path]
+    return _joined(
+        (path, _read_index(path) if path.endswith(_INDEX) else read_file(path)) for path in files
+    )
+
+
+def _joined(models):
+    tensors, metadata, files = {}, {}, {}
+    for path, found in models:
+        twice = next((key for key in found.tensors if key in tensors), None)
+        if twice is not None:
+            raise FormatError(f"{path}: tensor {twice!r} is in {tensors[twice].path}, too")
+        tensors.update(found.tensors)
+        metadata.update(found.metadata)
+        files.update(found.files)
+    if len(tensors) > TENSORS_MAX:
+        raise FormatError(f"{len(tensors)} tensors, where a model may have {TENSORS_MAX}")
+    return Model(tensors, metadata, files)
+
+
+def _files_of_folder(folder):
+    """Its index, or else its files: what Hugging Face's libraries look for."""
+    names = sorted(os.listdir(folder))
+    found = [name for name in names if name.endswith(_INDEX)]
+    if len(found) > 1:
+        raise FormatError(f"{folder}: {len(found)} indexes ({', '.join(found)}): name one of them")
+    found = found or [name for name in names if name.endswith(".safetensors")]
+    if not found:
+        raise FormatError(f"{folder}: no *.safetensors and no *{_INDEX} in it")
+    return [os.path.join(folder, name) for name in found]
+
+
+def _read_index(path):
+    """Its weight_map tells which file has which tensor: neither more nor less than they do."""
+    fd = open_file(path)
+    try:
+        size = os.fstat(fd).st_size
+        if size > HEADER_MAX:
+            raise FormatError(f"{path}: {size} bytes, where there may be {HEADER_MAX}")
+        told = json.loads(_read(fd, path, size, 0), object_pairs_hook=_unique)
+        where = told["weight_map"]
+    except (ValueError, RecursionError, TypeError, KeyError) as e:
+        raise FormatError(f"{path}: no index of safetensors files: {e}") from None
+    finally:
+        os.close(fd)
+    if not _is_text(where):
+        raise FormatError(f"{path}: its weight_map is not text by text")
+    files = {name: os.path.join(os.path.dirname(path), _inside(path, name)) for name in where.values()}
+    model = _joined((path, read_file(path)) for _, path in sorted(files.items()))
+    for key in where.keys() | model.tensors.keys():
+        there = model.tensors.get(key)
+        if there is None or key not in where or there.path != files[where[key]]:
+            raise FormatError(f"{path}: it and its files do not agree on tensor {key!r}")
+    return model
+
+
+def _inside(path, name):
+    parts = name.split("/")
+    if os.path.isabs(name) or ".." in parts or "" in parts or "\0" in name:
+        raise FormatError(f"{path}: {name!r} is not a file of its folder")
+    return name
+
+
+# --- writing --------------------------------------------------------------------------------
+
+
+def header_of(arrays, metadata) -> tuple[bytes, dict[str, int]]:
+    """The first bytes of a file of C-ordered arrays, by key, and where each of them begins in it. The
+    largest elements come first, so that all of them are aligned.
+
+    Raises
+    ------
+    TypeError
+        The format has no word for an array's type.
+    ValueError
+        Nor a place for an array of that key.
+    """
+    if "__metadata__" in arrays:
+        raise ValueError("'__metadata__': safetensors has no tensor of that name")
+    told, offsets, at = {}, {}, 0
+    if metadata:
+        told["__metadata__"] = dict(metadata)
+    for key in sorted(arrays, key=lambda key: (-arrays[key].itemsize, key)):
+        array = arrays[key]
+        word = _WORDS.get(array._layout.element.told)
+        if word is None:
+            raise TypeError(f"{key!r}: safetensors has no type for {array._layout.element.told!r}")
+        end = at + array.nbytes
+        told[key] = {"dtype": word, "shape": list(array.shape), "data_offsets": [at, end]}
+        offsets[key], at = at, end
+    text = json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > HEADER_MAX:
+        raise ValueError(f"a header of {len(text)} bytes, where there may be {HEADER_MAX}")
+    start = 8 + len(text)
+    return struct.pack("<Q", len(text)) + text, {key: start + n for key, n in offsets.items()}

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saving: a set's arrays, byte for byte, as a safetensors file that is there when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from typing import Callable, NamedTuple
+
+from . import _staging
+from ._plan import CHUNK
+from ._safetensors import header_of
+
+
+class _Chunk(NamedTuple):
+    array: object  # bytes of a tensor
+    offset: int  # in the file
+    nbytes: int
+
+
+def save(weights, path, progress: Callable[[int, int], None]) -> None:
+    with contextlib.ExitStack() as stack:  # they would keep the version as long as an exception is kept
+        opened = {key: stack.enter_context(array) for key, array in weights.items()}
+        _save(weights, path, *_without_tied(opened), progress)
+
+
+def _save(weights, path, arrays, tied, progress):
+    # Without what load() would take for the name of a tied tensor.
+    text = {k: v for k, v in weights.file_metadata.items() if k in arrays or v not in arrays}
+    metadata = {**text, **tied}
+    header, offsets = header_of(arrays, metadata)
+    with _written_whole(path) as fd:
+        _staging.write(fd, header, 0)
+        size = len(header) + sum(array.nbytes for array in arrays.values())
+        os.posix_fallocate(fd, 0, size)  # no room is said now
+        _write_arrays(weights, fd, arrays, offsets, progress)
+
+
+def _without_tied(opened):
+    """One array under two keys is one tensor, and the other key a line of the metadata, as
+    safetensors.torch.save_model() has it."""
+    arrays, tied, first = {}, {}, {}
+    for key, array in opened.items():
+        memory = array._memory
+        place = (memory.block, memory.offset, array.shape, array._layout.element)
+        if memory.block and place in first:
+            tied[key] = first[place]
+        else:
+            first[place] = key
+            arrays[key] = array
+    return arrays, tied
+
+
+@contextlib.contextmanager
+def _written_whole(path):
+    """The fd of a new file, which has the path once the block has ended well."""
+    path = os.fspath(path)
+    folder = os.path.dirname(path) or "."
+    temporary = os.path.join(folder, f".caid-{secrets.token_hex(8)}.tmp")
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        yield fd
+        os.fsync(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):  # replace() may have been the last thing done
+            os.unlink(temporary)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _write_arrays(weights, fd, arrays, offsets, progress):
+    total = sum(array.nbytes for array in arrays.values())
+    for key, array in arrays.items():
+        if not array.is_c_contiguous():
+            _staging.write(fd, array.copy_to_host().reshape(-1).view("u1"), offsets[key])
+    chunks = _staging.Chunks(_chunks(arrays, offsets))
+
+    def work():
+        with _staging.Lane(weights.client, weights.device, CHUNK) as lane:
+            lane.move(chunks, write)
+
+    def write(slot, chunk):
+        room = slot.memory[: chunk.nbytes]
+        with chunk.array as part:
+            part.copy_to_host(room, stream=slot.stream)
+            slot.stream.synchronize()
+        _staging.write(fd, room, chunk.offset)
+
+    _staging.run(work, chunks.stop, lambda: progress(chunks.done, total))
+    progress(total, total)
+
+
+def _chunks(arrays, offsets):
+    for key, array in arrays.items():
+        if not array.nbytes or not array.is_c_contiguous():
+            continue
+        data = array.reshape(-1).view("|u1")
+        for start in range(0, array.nbytes, CHUNK):
+            n = min(CHUNK, array.nbytes - start)
+            yield _Chunk(data[start : start + n], offsets[key] + start, n)

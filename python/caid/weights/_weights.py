@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights: one version of a model's arrays, as a worker uses them."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from typing import Any
+
+from .. import _array
+from .._array import Array
+from .._client import Client
+from .._errors import InvalidNameError, StaleError, invalid
+from .._set import Set
+from .._watch import Watch
+
+
+def prefix_of(name: str) -> str:
+    """What a model's arrays are named by: its name, and a slash."""
+    if not isinstance(name, str):
+        raise TypeError(f"name: a str is needed, not {type(name).__name__}")
+    if "@" in name:
+        raise InvalidNameError(22, f"{name!r}: what follows an @ is a version, which only open() takes")
+    return name if name.endswith("/") else name + "/"
+
+
+def parse(name: str) -> tuple[str, int | None]:
+    """"llama@7" is version 7 of "llama"."""
+    model, at, version = name.rpartition("@")
+    if not at:
+        return prefix_of(name), None
+    if not (version.isdecimal() and int(version)):
+        raise invalid(f"{name!r}: a version is a number from 1 on")
+    return prefix_of(model), int(version)
+
+
+class Weights(Mapping[str, Array]):
+    """One version of a model: what :func:`caid.weights.open` gives. A mapping of the tensors' names, in
+    byte order, to arrays.
+
+    It holds its version, and the memory of that, until it is closed, whatever the name says by then.
+    Arrays are opened when they are first asked for, ``torch()``, ``cupy()``, ``jax()``, ``values()`` and
+    ``items()`` open all in few messages. A tensor that was taken out keeps the memory of the model, also
+    when this is closed.
+    """
+
+    def __init__(self, client: Client, opened: Set):
+        self._client = client
+        self._set = opened
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    # --- life -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Lets go of the version. Idempotent."""
+        self._set.close()
+
+    def __enter__(self) -> Weights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """bool: whether it, or its client, is closed."""
+        return self._set.closed
+
+    def __repr__(self) -> str:
+        closed = " closed" if self.closed else ""
+        return f"<caid.weights.Weights {self.name}@{self.version} arrays={len(self)}{closed}>"
+
+    # --- what it is -------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """str: of the model."""
+        return self._set.name[:-1]
+
+    @property
+    def version(self) -> int:
+        """int: of the model; each that is loaded has a higher one than the one before."""
+        return self._set.generation
+
+    @property
+    def pool(self) -> str | None:
+        """str: the pool that it lies in."""
+        return self._set.pool
+
+    @property
+    def client(self) -> Client:
+        """Client: whose it is."""
+        return self._client
+
+    @property
+    def device(self) -> int:
+        """int: index of the device of its arrays in ``client.devices``."""
+        first = next(iter(self._set.entries().values()))
+        return self._client._index_of(first.device)
+
+    @property
+    def nbytes(self) -> int:
+        """int: bytes of all arrays; of one with two names twice."""
+        return self._set.nbytes
+
+    @property
+    def metadata(self) -> Any:
+        """object: what it was loaded or published with."""
+        return self._told().get("metadata")
+
+    @property
+    def file_metadata(self) -> dict[str, str]:
+        """dict of str: what its files had as ``__metadata__``."""
+        told = self._told().get("safetensors")
+        return {k: v for k, v in told.items() if isinstance(v, str)} if isinstance(told, dict) else {}
+
+    def _told(self):
+        """Of a set that another program has published it may be anything."""
+        told = self._set.metadata
+        return told if isinstance(told, dict) else {}
+
+    # --- arrays -----------------------------------------------------------------------------
+
+    def __getitem__(self, key: str) -> Array:
+        return self._set[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._set
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._set)
+
+    def __len__(self) -> int:
+        return len(self._set)
+
+    def values(self) -> ValuesView[Array]:
+        """All arrays, in the order of their keys."""
+        return self._set.values()
+
+    def items(self) -> ItemsView[str, Array]:
+        """All keys, and their arrays."""
+        return self._set.items()
+
+    def torch(self) -> dict[str, Any]:
+        """PyTorch's tensors over the arrays, for ``module.load_state_dict(w.torch(), assign=True)``.
+        Nothing is copied. Opened "r", the memory is mapped read-only, which PyTorch does not know: who
+        writes to one in place ends his own context, and nobody else's."""
+        import torch
+
+        return self._taken(torch.from_dlpack)
+
+    state_dict = torch
+
+    def cupy(self) -> dict[str, Any]:
+        """CuPy's arrays over the arrays. As torch()."""
+        import cupy
+
+        return self._taken(cupy.from_dlpack)
+
+    def jax(self) -> dict[str, Any]:
+        """JAX's arrays over the arrays. As torch(); a computation that they are donated to writes them."""
+        import jax
+
+        # It asks for a DLPack that cannot tell of read-only memory, and writes to no array.
+        return self._taken(lambda array: jax.dlpack.from_dlpack(_array.writable(array)))
+
+    def _taken(self, take):
+        """One array under two keys is one tensor, as a module with tied weights has it."""
+        taken: dict[tuple, Any] = {}
+        tensors = {}
+        for key, array in self.items():
+            at = (array.ptr or key, array.shape, array._layout.element)
+            if at not in taken:
+                taken[at] = take(array)
+            tensors[key] = taken[at]
+            array.close()
+        return tensors
+
+    # --- sleep ------------------------------------------------------------------------------
+
+    def unmap(self) -> None:
+        """As :meth:`caid.Set.unmap`: for a worker that sleeps. The memory stays: unload() gives it back,
+        when all workers have let go."""
+        self._set.unmap()
+
+    def map(self) -> None:
+        """Maps what was unmapped, at the same addresses: tensors, and graphs captured over them, are
+        valid again."""
+        self._set.map()
+
+    # --- other versions ---------------------------------------------------------------------
+
+    def newer(self) -> Weights | None:
+        """The model's current version, opened, if it is another one than this; else None. One round
+        trip: to be called between two requests. NotFoundError: the model is gone."""
+        if self._client.show(self._set.name, pool=self.pool).entry.generation == self.version:
+            return None
+        mode = "r" if self._set.readonly else "rw"
+        return Weights(self._client, self._client.open_set(self._set.name, mode, pool=self.pool))
+
+    def watch(self, timeout: float | None = None) -> Watch:
+        """A :class:`caid.Watch` of the model: news of each version, in a thread or for asyncio."""
+        return self._client.watch(self._set.name, pool=self.pool, timeout=timeout)
+
+
+def open_weights(client, name, mode, pool, wait, timeout) -> Weights:
+    prefix, version = parse(name)
+    opened = client.open_set(prefix, mode, pool=pool, wait=wait, timeout=timeout)
+    if version is not None and opened.generation != version:
+        opened.close()
+        raise StaleError(116, f"{name}: the current version is {opened.generation}")
+    return Weights(client, opened)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights on hardware: as tensors of PyTorch, CuPy and JAX, from a module, and under CUDA graphs that
+outlive an unmapping."""
+
+import json
+import struct
+
+import pytest
+from conftest import needs, run
+
+N = 1 << 20
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Tensors of three types; every element of `a` is 2, of `b` 3."""
+    values = {"a": ("BF16", b"\x00\x40"), "b": ("F32", struct.pack("<f", 3)), "c": ("F8_E4M3", b"\x38")}
+    header, body = {}, b""
+    for key, (dtype, one) in values.items():
+        start = len(body)
+        body += one * N
+        header[key] = {"dtype": dtype, "shape": [N], "data_offsets": [start, len(body)]}
+    text = json.dumps(header).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+    return str(path)
+
+
+LOAD = """
+    import sys
+    import caid.weights
+    caid.weights.load(sys.argv[1], "m")
+    w = caid.weights.open("m")
+"""
+
+TAKEN = {
+    "torch": """
+    t = w.torch()
+    assert t["a"].dtype == torch.bfloat16 and t["a"].sum(dtype=torch.float32) == 2 * t["a"].numel()
+    assert t["c"].dtype == torch.float8_e4m3fn and (t["c"].float() == 1).all()
+    assert t["b"].data_ptr() == w["b"].ptr
+    m = torch.nn.ParameterDict({"b": torch.zeros_like(t["b"])}).requires_grad_(False)
+    m.load_state_dict({"b": t["b"]}, assign=True)
+    assert m["b"].data_ptr() == w["b"].ptr and (m["b"] == 3).all()
+    """,
+    "cupy": """
+    n = caid.weights.load(sys.argv[1], "n", only="b")
+    t = caid.weights.open("n").cupy()
+    assert (t["b"] == 3).all() and t["b"].data.ptr == caid.weights.open("n")["b"].ptr
+    """,
+    "jax": """
+    import jax.numpy
+    t = w.jax()
+    assert t["a"].dtype == jax.numpy.bfloat16 and (t["a"] == 2).all() and (t["b"] == 3).all()
+    """,
+}
+
+
+@pytest.mark.parametrize("library", TAKEN)
+def test_weights_are_tensors_of(daemon, file, library):
+    needs(library)
+    run(daemon.env, f"import {library}\n" + "".join(map(_plain, (LOAD, TAKEN[library]))), [file])
+
+
+def _plain(script):
+    return "\n".join(line.removeprefix("    ") for line in script.split("\n"))
+
+
+def test_a_modules_parameters_are_published_without_a_copy(daemon, tmp_path):
+    needs("torch")
+    out = run(daemon.env, """
+        import sys, torch, caid.torch, caid.weights
+        with torch.cuda.use_mem_pool(caid.torch.MemPool()):
+            module = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False), torch.nn.Linear(64, 64))
+            module = module.to("cuda")
+            module[1].weight = module[0].weight
+        caid.weights.from_torch(module, "module", metadata={"step": 7})
+        with caid.connect() as other:
+            w = caid.weights.open("module", client=other)
+            assert w.metadata == {"step": 7} and sorted(w) == sorted(module.state_dict())
+            t = w.torch()
+            for key, value in module.state_dict().items():
+                assert torch.equal(t[key], value)
+            assert t["0.weight"] is t["1.weight"]
+            with torch.no_grad():
+                module[1].bias.fill_(5)
+            torch.cuda.synchronize()
+            assert (t["1.bias"] == 5).all()
+            caid.weights.save(w, sys.argv[1])
+            del t
+            w.close()
+        caid.weights.unload("module")
+        print("done")
+    """, [str(tmp_path / "module.safetensors")])
+    assert out == "done\n"
+
+
+def test_a_graph_over_weights_is_valid_after_they_were_unmapped_and_mapped(daemon, file):
+    needs("torch")
+    run(daemon.env, "import torch" + _plain(LOAD) + _plain("""
+    t = w.torch()
+    out = torch.zeros_like(t["b"])
+    torch.mul(t["b"], 2, out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.mul(t["b"], 2, out=out)
+    address = w["b"].ptr
+    for _ in range(3):
+        w.unmap()
+        try:
+            w["b"].ptr
+        except caid.ClosedError:
+            pass
+        else:
+            raise AssertionError("it is mapped")
+        w.map()
+        assert w["b"].ptr == address
+        out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert (out == 6).all()
+    """), [file])
+
+
+def test_a_reservation_gives_two_processes_one_address(daemon, file):
+    script = _plain(LOAD.replace('w = caid.weights.open("m")', "")) + _plain("""
+    with caid.connect() as c, c.reserve(1 << 30, int(sys.argv[2])) as r:
+        w = caid.weights.open("m", client=c)
+        print(r.address, w["b"].ptr)
+        assert (w["b"].copy_to_host() == 3).all()
+    """)
+    first = run(daemon.env, script, [file, "0"]).split()
+    assert run(daemon.env, script, [file, first[0]]).split() == first
+
+
+def test_a_write_to_read_only_weights_ends_the_writer_alone(daemon, file):
+    needs("torch")
+    run(daemon.env, "import torch" + _plain(LOAD) + _plain("""
+    import subprocess
+    writer = '''
+import torch, caid.weights
+t = caid.weights.open("m").torch()
+try:
+    t["b"].add_(1)
+    torch.cuda.synchronize()
+except RuntimeError:
+    raise SystemExit(7)
+'''
+    r = subprocess.run([sys.executable, "-c", writer])
+    assert r.returncode != 0
+    assert (w.torch()["b"] == 3).all()
+    """), [file])

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Safetensors files as the format's page has them, and what runs in the other processes of test_weights_swap.py,
+which import little."""
+
+import contextlib
+import json
+import os
+import struct
+
+import caid
+import caid.weights
+import numpy
+
+SIZES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2,
+    "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "C64": 8, "F64": 8, "I64": 8, "U64": 8,
+}  # fmt: skip
+N, KEYS = 1000, [f"layer.{i}" for i in range(12)]  # of what is swapped
+
+
+def write_header(path, header, data=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def write(path, tensors, metadata=None):
+    """tensors: {key: (type, shape, bytes)}; they lie in the order of the dict."""
+    header, data = {}, b""
+    if metadata is not None:
+        header["__metadata__"] = metadata
+    for key, (word, shape, some) in tensors.items():
+        offsets = [len(data), len(data) + len(some)]
+        header[key] = {"dtype": word, "shape": list(shape), "data_offsets": offsets}
+        data += some
+    return write_header(path, header, data)
+
+
+def read(path):
+    """(tensors, metadata), as write() has them."""
+    text = path.read_bytes()
+    (n,) = struct.unpack("<Q", text[:8])
+    header, data = json.loads(text[8 : 8 + n]), text[8 + n :]
+    metadata = header.pop("__metadata__", {})
+    tensors = {}
+    for key, told in header.items():
+        start, end = told["data_offsets"]
+        tensors[key] = told["dtype"], tuple(told["shape"]), data[start:end]
+    assert sum(len(some) for *_, some in tensors.values()) == len(data)
+    return tensors, metadata
+
+
+def write_version(path, value):
+    """A model of which each element, and its metadata, tell the version."""
+    some = numpy.full(N, value, "<i4").tobytes()
+    return write(path, {key: ("I32", (N,), some) for key in KEYS}, {"value": str(value)})
+
+
+def value_of(weights):
+    """The version that its metadata and each of its tensors tell."""
+    arrays = [array.copy_to_host() for array in weights.values()]
+    found = {int(n) for array in arrays for n in (array.min(), array.max())}
+    (value,) = found | {int(weights.file_metadata["value"])}
+    assert list(weights) == sorted(KEYS)
+    return value
+
+
+# --- processes: each works until its end of a pipe hangs up ------------------------------------
+
+
+def run(pipe, socket, work, *args):
+    os.environ["CAID_SOCKET"] = socket  # the server that forks us is as old as the first daemon
+    work(pipe, *args)
+
+
+def _until_the_end(pipe, work):
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        pipe.send(os.getpid())
+        while not pipe.poll():
+            work()
+        pipe.recv()
+    caid.default_client().close()
+    os._exit(0)
+
+
+def load(pipe, files):
+    turn = iter(range(1 << 30))
+    _until_the_end(pipe, lambda: caid.weights.load(files[next(turn) % len(files)], "m"))
+
+
+def publish(pipe, values):
+    turn = iter(range(1 << 30))
+
+    def work():
+        client = caid.default_client()
+        value = values[next(turn) % len(values)]
+        with contextlib.ExitStack() as stack:
+            arrays = {key: stack.enter_context(client.full(N, value, "<i4")) for key in KEYS}
+            told = {"safetensors": {"value": str(value)}}
+            client.publish_many("m/", arrays, metadata=told)
+
+    _until_the_end(pipe, work)
+
+
+def serve(pipe, watches):
+    """As a worker does: the newer version between two requests."""
+    weights = caid.weights.open("m")
+    watch = weights.watch() if watches else None
+    seen = 0
+
+    def work():
+        nonlocal weights, seen
+        value_of(weights)
+        assert weights.version > seen or weights.version == seen
+        seen = weights.version
+        if watch is not None:
+            with contextlib.suppress(caid.TimedOutError):
+                watch.get(0.05)
+        newer = weights.newer()
+        if newer is not None:
+            assert newer.version > weights.version
+            weights.close()
+            weights = newer
+
+    _until_the_end(pipe, work)

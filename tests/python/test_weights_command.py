@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""caidctl load and save."""
+
+import json
+import os
+import pathlib
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import models
+import numpy
+import pytest
+from conftest import PATIENCE_S, n_blocks, wait_until
+
+from caid import weights
+from caid.weights import _progress
+
+CAIDCTL = str(pathlib.Path(os.environ["CAID_BUILD_DIR"]) / "bin" / "caidctl")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return models.write_version(tmp_path / "m.safetensors", 1)
+
+
+@pytest.fixture
+def start(daemon, tmp_path):
+    def run(*args, **options):
+        env = {**os.environ, **daemon.env, "CAID_PYTHON": sys.executable, **options.pop("env", {})}
+        options = {"stderr": subprocess.PIPE, "cwd": tmp_path, **options}
+        return subprocess.Popen([CAIDCTL, *map(str, args)], env=env, stdout=subprocess.PIPE, **options)
+
+    return run
+
+
+@pytest.fixture
+def caidctl(start):
+    """caidctl(*args): (status, stdout, stderr)"""
+
+    def run(*args, **options):
+        with start(*args, text=True, **options) as process:
+            out, err = process.communicate(timeout=PATIENCE_S)
+            return process.returncode, out, err
+
+    return run
+
+
+def test_load_and_save(client, caidctl, path, tmp_path):
+    status, out, err = caidctl("load", path, "--name", "m")
+    version = client.show("m/").entry.generation
+    nbytes = 4 * models.N * len(models.KEYS)
+    assert (status, out) == (0, f"m@{version}: {len(models.KEYS)} arrays, {nbytes} bytes\n")
+    assert re.fullmatch(r"loading m: 0.00 of 0.00 GiB, \d+.\d\d GiB/s, \d+.\d s\n", err), "once, as it is no terminal"
+
+    status, out, err = caidctl("--json", "load", tmp_path, "-n", "m/", "--quiet")
+    told = {"name": "m", "version": version + 1, "arrays": len(models.KEYS), "nbytes": nbytes}
+    assert (status, json.loads(out), err) == (0, told, "")
+
+    args = "-j", "-s", client._socket, "save", f"m@{version + 1}", "saved"
+    status, out, err = caidctl(*args, env={"CAID_SOCKET": "/x"})
+    assert (status, json.loads(out)) == (0, {"name": "m", "version": version + 1, "file": "saved"})
+    assert err.startswith("saving m: ") and err.count("\n") == 1
+    assert models.read(tmp_path / "saved") == models.read(path)
+    status, out, err = caidctl("save", "-q", "m", b"\xff".decode(errors="surrogateescape"), errors="surrogateescape")
+    assert (status, out, err) == (0, f"m@{version + 1}: \udcff\n", "")
+
+
+def test_parts_of_a_model(client, caidctl, tmp_path):
+    rows = numpy.arange(8, dtype="<f4").reshape(4, 2)
+    tensor = "F32", (4, 2), rows.tobytes()
+    path = models.write(tmp_path / "m", {"a.q_proj.weight": tensor, "b": tensor, "c": ("U8", (), b"x")})
+    args = "--shard=1/2", "--only", "a*", "--only", "b", "--dtype", "<f2", "--tie", "x=b", "--columns", "b", "-d", "0"
+    assert caidctl("load", path, "-n", "m", *args, "--rows=a*", "-q")[0] == 0
+    with weights.open("m", client=client) as w:
+        found = {key: (a.typestr, a.copy_to_host().tolist()) for key, a in w.items()}
+    second = "<f2", [[1], [3], [5], [7]]
+    assert found == {"a.q_proj.weight": ("<f2", [[4, 5], [6, 7]]), "b": second, "x": second}
+
+
+LOCAL, REFUSED = 1, 2
+EXITS = [
+    (LOCAL, "load: .*none", "load none --name m"),
+    (LOCAL, "load: m.safetensors: .*too short", "load m.safetensors --name m"),
+    (LOCAL, "required: --name", "load m.safetensors"),
+    (LOCAL, "--shard 2: RANK/WORLD", "load m.safetensors --name m --shard 2"),
+    (LOCAL, "go with --shard", "load m.safetensors --name m --rows x"),
+    (LOCAL, "unrecognized arguments: --nam", "load m.safetensors --name=m --nam m"),
+    (LOCAL, "load: /none.*no such socket", "load m.safetensors --name m --socket /none"),
+    (REFUSED, 'save: no array "none/"', "save none file"),
+    (REFUSED, "load: 'm@7'", "load m.safetensors --name m@7"),
+]
+
+
+def test_exit_statuses(daemon, caidctl, tmp_path):
+    (tmp_path / "m.safetensors").write_bytes(b"")
+    for status, match, args in EXITS:
+        done, out, err = caidctl(*args.split())
+        assert (done, out) == (status, "") and re.match(f"caidctl.*: .*{match}", err) and "Traceback" not in err
+    assert os.listdir(tmp_path) == ["m.safetensors"]
+
+
+def test_the_package_of_the_folder_one_is_in_is_not_run(client, caidctl, path, tmp_path):
+    for name in "caid", "numpy", "json":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('run from here')")
+    assert caidctl("load", path, "--name", "m", "-q")[::2] == (0, "")
+
+
+# --- progress ------------------------------------------------------------------------------------
+
+
+def read_all(fd, until=None):
+    """What a terminal gets, up to a text, or until nobody has it any more."""
+    text = b""
+    while until is None or until not in text:
+        try:
+            text += os.read(fd, 4096)
+        except OSError:
+            break
+    return text
+
+
+@pytest.fixture
+def terminal():
+    ours, its = pty.openpty()
+    yield ours, its
+    os.close(ours)
+
+
+def test_a_bar_on_a_terminal(client, start, path, terminal):
+    ours, its = terminal
+    with start("load", path, "--name", "m", stderr=its, env={"COLUMNS": "80"}) as process:
+        os.close(its)
+        text = read_all(ours).decode()
+        assert process.wait(PATIENCE_S) == 0
+    *shown, last = text.split("\r\033[K")[1:]
+    assert last.endswith(f"[{'#' * last.count('#')}]\r\n") and 4 <= last.count("#") <= 40
+    assert all("\n" not in bar and len(bar) < 80 for bar in shown)
+    assert all(re.match(r"loading m: \d+\.\d\d of 0\.00 GiB, ", bar) for bar in (*shown, last))
+
+
+def test_ctrl_c(client, start, path, tmp_path, terminal):
+    before = weights.load(path, "m", client=client)
+    n = 512 << 20
+    large = {"a": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}
+    length = models.write_header(tmp_path / "large", large).stat().st_size
+    os.truncate(tmp_path / "large", length + n)
+    ours, its = terminal
+    with start("load", "large", "--name", "m", stderr=its, env={"CAID_SOFTCUDA_DELAY_US": "100000"}) as process:
+        os.close(its)
+        assert b"loading m: 0.00 of 0.50" in read_all(ours, b"GiB/s")
+        process.send_signal(signal.SIGINT)
+        text = read_all(ours)
+        assert process.wait(PATIENCE_S) == LOCAL and process.stdout.read() == b""
+    assert text.endswith(b"caidctl: load: interrupted: nothing was changed\r\n") and b"Traceback" not in text
+    assert client.show("m/").entry.generation == before
+    wait_until(lambda: n_blocks(client) == 1 and client.status().connections == 1)
+
+
+def test_a_line_each_ten_seconds_elsewhere(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
+    show = _progress.shown("loading m")
+    for tenth in range(250):
+        now[0] = tenth / 10
+        show(tenth << 22, 250 << 22)
+    for _ in range(3):
+        show(250 << 22, 250 << 22)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [
+        "loading m: 0.39 of 0.98 GiB", "loading m: 0.78 of 0.98 GiB", "loading m: 0.98 of 0.98 GiB",
+    ]  # fmt: skip
+    assert lines[0].endswith("0.04 GiB/s, 15 s left") and lines[2].endswith("0.04 GiB/s, 24.9 s")

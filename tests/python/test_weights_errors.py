@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads and saves that fail or are interrupted, wherever: the name is as it was, and nothing of them is left, at the
+daemon and in this process."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import models
+import numpy
+import pytest
+from conftest import in_thread, wait_until
+
+import caid
+from caid import _releaser, weights
+from caid.weights import _staging
+
+VALUE = 7  # of the version that is there
+
+
+@pytest.fixture
+def old(client, tmp_path):
+    """A model that is there, and a file of another version of it."""
+    for turn in range(2):  # what the first load and save in a process leave is there from now on
+        weights.load(models.write_version(tmp_path / "old", VALUE), "m", client=client)
+        weights.save("m", tmp_path / "saved", client=client)
+    return models.write_version(tmp_path / "new", VALUE + 1)
+
+
+def picture(client, folder):
+    """What there is, at the daemon and here."""
+    client.flush()
+    status = client.status()
+    here = [len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")]
+    named = [(entry.name, entry.generation) for entry in client.list()]
+    memory = client.memory_info()._replace(flushes=0, releases=0)  # which only grow
+    return named, memory, (status.arrays, status.leases), here, sorted(os.listdir(folder))
+
+
+def settled(client, folder):
+    """The picture, once what came before has been given back."""
+    seen = [picture(client, folder)]
+
+    def is_settled():
+        time.sleep(0.1)
+        seen.append(picture(client, folder))
+        return seen[-1] == seen[-2]
+
+    wait_until(is_settled)
+    return seen[-1]
+
+
+@contextlib.contextmanager
+def unharmed(client, folder, error, match=""):
+    """The block fails so, and all is as before, also while somebody has the exception."""
+    before = settled(client, folder)
+    with pytest.raises(error, match=match) as told:
+        yield
+    assert told.value.__traceback__ is not None
+    wait_until(lambda: picture(client, folder) == before, lambda: (before, picture(client, folder)))
+    assert [t for t in threading.enumerate() if t.name == "caid-weights"] == []
+    with weights.open("m", client=client) as w:
+        assert models.value_of(w) == VALUE
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), KeyboardInterrupt(), MemoryError()])
+def test_progress_that_raises(client, old, tmp_path, error):
+    for least in 0, 1, 4 * models.N * len(models.KEYS):
+
+        def progress(done, total):
+            if done >= least:
+                raise error
+
+        with unharmed(client, tmp_path, type(error)):
+            weights.load(old, "m", client=client, progress=progress)
+        with unharmed(client, tmp_path, type(error)):
+            weights.save("m", tmp_path / "saved", client=client, progress=progress)
+    assert models.read(tmp_path / "saved") == models.read(tmp_path / "old")
+
+
+@pytest.mark.parametrize("dtype", [None, "<f8"])
+@pytest.mark.parametrize("n_signals", [1, 5])
+def test_signals(client, old, tmp_path, dtype, n_signals):
+    """Ctrl-C, and some more of it while the threads come to their ends."""
+    some = numpy.zeros(1 << 20, "<f4").tobytes()
+    path = models.write(tmp_path / "floats", {f"{i}": ("F32", (1 << 20,), some) for i in range(8)})
+    main, begun = threading.get_ident(), threading.Event()
+
+    def shower():
+        begun.wait()
+        for _ in range(n_signals):
+            signal.pthread_kill(main, signal.SIGINT)
+            time.sleep(0.002)
+
+    with unharmed(client, tmp_path, KeyboardInterrupt):
+        thread, _ = in_thread(shower)
+        try:
+            weights.load(path, "m", dtype=dtype, client=client, progress=lambda *_: begun.set() or time.sleep(0.02))
+        finally:
+            while thread.is_alive():
+                with contextlib.suppress(KeyboardInterrupt):
+                    time.sleep(0.001)
+
+
+@pytest.mark.parametrize("name", ["caid-weights", "caid-releaser"])
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_thread_whose_start_fails(client, other, old, tmp_path, monkeypatch, name, runs):
+    """Or is interrupted, while the thread runs."""
+    weights.load(old, "n", client=other)
+    weights.unload("n", client=other)  # what there is has no releaser
+    wait_until(lambda: other.flush() and len(_releaser._running) == 1, lambda: _releaser._running)
+    start, started = threading.Thread.start, []
+
+    def fail(thread):
+        if thread.name != name or (name == "caid-weights" and not started):
+            started.append(thread)
+            return start(thread)
+        if runs:
+            start(thread)
+        raise KeyboardInterrupt if runs else RuntimeError("can't start new thread")
+
+    with unharmed(client, tmp_path, KeyboardInterrupt if runs else RuntimeError), monkeypatch.context() as patched:
+        patched.setattr(_staging, "THREADS", 3)
+        patched.setattr(threading.Thread, "start", fail)
+        weights.load(old, "m", client=other)
+
+
+def test_a_step_of_a_save_that_fails(client, old, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    for name in "open", "posix_fallocate", "pwrite", "fsync", "replace":
+        with unharmed(client, tmp_path, OSError, "No space"), monkeypatch.context() as patched:
+            patched.setattr(os, name, fail)
+            weights.save("m", tmp_path / "saved", client=client)
+
+
+def test_a_saved_file_has_the_mode_that_the_process_gives(client, old, tmp_path):
+    for umask in 0o22, 0o77:
+        before = os.umask(umask)
+        try:
+            weights.save("m", tmp_path / f"{umask}", client=client)
+        finally:
+            os.umask(before)
+        assert os.stat(tmp_path / f"{umask}").st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_an_array_that_cannot_be_made(client, old, tmp_path, monkeypatch):
+    """Any of them, while others are being filled."""
+    array_of = weights._load._array_of
+
+    def fail(*args):
+        left.pop()
+        if not left:
+            raise caid.LimitError(1, "no more")
+        return array_of(*args)
+
+    monkeypatch.setattr(weights._load, "_array_of", fail)
+    for n in range(1, 1 + len(models.KEYS)):
+        left = [None] * n
+        with unharmed(client, tmp_path, caid.LimitError, "no more"):
+            weights.load(old, "m", client=client)
+
+
+def test_what_is_refused_at_the_end(client, old, tmp_path):
+    with client.create("n/w", 1, "|u1"):
+        with unharmed(client, tmp_path, caid.ExistsError):
+            weights.load(old, "n", client=client)
+    with unharmed(client, tmp_path, caid.NotFoundError):
+        weights.load(old, "m", pool="nobody", client=client, progress=pytest.fail)
+    with unharmed(client, tmp_path, caid.DeviceError):
+        weights.load(old, "m", device=7, client=client, progress=pytest.fail)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_no_room_for_both_versions(tmp_path):
+    some = bytes(24 << 20)
+    path = models.write(tmp_path / "m", {"a": ("U8", (len(some),), some)})
+    with caid.LocalDaemon(memory="64M") as d, d.connect() as c, d.connect(name="worker") as worker:
+        first = weights.load(path, "m", client=c)
+        with weights.open("m", client=worker) as held:
+            second = weights.load(path, "m", client=c)
+            before = c.memory_info()
+            with pytest.raises(caid.OutOfMemoryError) as told:
+                weights.load(path, "m", client=c, progress=pytest.fail)
+            text = str(told.value)
+            assert f"m/@{first} is there, held by worker {os.getpid()}" in text
+            assert f"m/@{second} is there, held by its name" in text
+            assert c.memory_info() == before and held["a"].nbytes == len(some)
+            with weights.open("m", client=c) as w:
+                assert w.version == second and bytes(w["a"].copy_to_host()[-9:]) == bytes(9)
+        held.close()
+        worker.flush()
+        wait_until(lambda: not any(details.entry.name for details in c.unnamed()), c.unnamed)
+        assert weights.load(path, "m", client=c) > second
+
+
+def test_the_memory_of_a_pool_or_user(tmp_path):
+    config = "[limits]\nnames = 5\n[user-pools]\nquota = 16M\n"
+    large = models.write(tmp_path / "l", {"a": ("U8", (20 << 20,), bytes(20 << 20))})
+    many = models.write(tmp_path / "n", {f"{i}": ("U8", (), b"x") for i in range(5)})
+    with caid.LocalDaemon(config=config) as d, d.connect() as c:
+        with pytest.raises(caid.QuotaError, match="quota"):
+            weights.load(large, "m", client=c, progress=pytest.fail)
+        with pytest.raises(caid.LimitError, match="names"):
+            weights.load(many, "m", client=c)
+        c.flush()
+        assert (c.list(), c.memory_info().blocks, c.status().leases) == ([], 0, 0)
+
+
+
+
+@pytest.mark.parametrize("dtype", [None, "<f8"])
+def test_a_file_that_is_written_while_it_is_loaded(client, old, tmp_path, dtype):
+    """Also where its size stays: the bytes that were read are of two files."""
+
+    def progress(_done, _total):
+        os.utime(old, ns=(1, 1))
+
+    with unharmed(client, tmp_path, weights.FormatError, "changed since"):
+        weights.load(old, "m", client=client, dtype=dtype, progress=progress)
