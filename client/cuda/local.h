@@ -69,7 +69,7 @@ struct cuda_stretch { /* of a file, and where it goes */
         first; /* number of its first read; each stretch has one for CUDA_READ_SIZE bytes */
 };
 
-#define CUDA_READ_SIZE (8 << 20)
+#define CUDA_READ_SIZE (4 << 20)
 
 /* What several threads read by cuda_read() between them. The caller's. */
 struct cuda_reading {
@@ -81,11 +81,12 @@ struct cuda_reading {
     _Atomic uint64_t *next, *done, *stop;
 };
 
-/* Reads and copies to the device, by page-locked memory of its own, until nothing is left or it is
- * to stop; 0 when all that it began has happened. Any failure has the others stop. ret_file: which
- * one could not be read, or -1; CAID_ERR_SYSTEM, with ENODATA where it is too short. */
-int cuda_read(struct caid_client *client, int32_t device, const struct cuda_reading *reading,
-              int64_t *ret_file, struct caid_error *error);
+/* Reads, and copies to the device on the stream, by page-locked memory of its own, until nothing is
+ * left or it is to stop; 0 when all that it began has happened. Any failure has the others stop.
+ * ret_file: which one could not be read, or -1; CAID_ERR_SYSTEM, with ENODATA where it is too
+ * short. */
+int cuda_read(struct caid_client *client, int32_t device, uint64_t stream,
+              const struct cuda_reading *reading, int64_t *ret_file, struct caid_error *error);
 
 /* ---- streams ---- */
 

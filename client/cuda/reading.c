@@ -57,8 +57,6 @@ reader_init(struct reader *r)
 {
     CUresult result = make_room(r);
 
-    if (result == CUDA_SUCCESS)
-        result = CALL(r, cuStreamCreate, &r->stream, CU_STREAM_NON_BLOCKING);
     for (int i = 0; i < 2 && result == CUDA_SUCCESS; i++)
         result = CALL(r, cuEventCreate, &r->copied[i], CU_EVENT_DISABLE_TIMING);
     return result;
@@ -68,16 +66,15 @@ reader_init(struct reader *r)
 static CUresult
 reader_deinit(struct reader *r, CUresult result)
 {
-    CUresult last = r->stream ? CALL(r, cuStreamSynchronize, r->stream) : CUDA_SUCCESS;
-
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+        CUresult last = r->copied[i] ? CALL(r, cuEventSynchronize, r->copied[i]) : CUDA_SUCCESS;
+        result = result != CUDA_SUCCESS ? result : last;
         if (r->copied[i])
             r->drv->cu.cuEventDestroy(r->copied[i]);
-    if (r->stream)
-        r->drv->cu.cuStreamDestroy(r->stream);
+    }
     if (r->memory && r->drv->cu.cuMemHostUnregister(r->memory) == CUDA_SUCCESS)
         munmap(r->memory, ROOM);
-    return result != CUDA_SUCCESS ? result : last;
+    return result;
 }
 
 /* -errno; -ENODATA: the file ends before. */
@@ -160,10 +157,10 @@ read_some(struct reader *r, CUresult *result, int64_t *ret_file)
 }
 
 int
-cuda_read(struct caid_client *client, int32_t device, const struct cuda_reading *reading,
-          int64_t *ret_file, struct caid_error *error)
+cuda_read(struct caid_client *client, int32_t device, uint64_t stream,
+          const struct cuda_reading *reading, int64_t *ret_file, struct caid_error *error)
 {
-    struct reader r = {.reading = reading};
+    struct reader r = {.reading = reading, .stream = (CUstream)(uintptr_t)stream};
 
     *ret_file = -1;
     if (*reading->stop || *reading->next >= reading->n_reads)

@@ -63,12 +63,13 @@ py_client_read_files(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     __attribute__((cleanup(files_deinit))) struct files files = {0};
     PyObject *paths, *fds, *table, *shared;
     struct caid_error told = {0};
+    uint64_t stream;
     int32_t device;
     int64_t n_reads, file;
     int r;
 
     if (PY_ARGS(self->state, "read_files", PY_TUPLE(paths), PY_TUPLE(fds), PY_ARG(table),
-                PY_ARG(shared), PY_ARG(device)) < 0 ||
+                PY_ARG(shared), PY_ARG(device), PY_ARG(stream)) < 0 ||
         files_init(&files, paths, fds, table, shared) < 0)
         return NULL;
     size_t n = (size_t)files.stretches.len / sizeof(struct cuda_stretch);
@@ -90,7 +91,7 @@ py_client_read_files(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct caid_client *c = py_client_enter(self);
     if (!c)
         return NULL;
-    WITHOUT_GIL(r = cuda_read(c, device, &reading, &file, &told));
+    WITHOUT_GIL(r = cuda_read(c, device, stream, &reading, &file, &told));
     py_client_leave(self);
     if (r < 0 && file >= 0)
         return py_error_raise_code(self->state, CAID_ERR_SYSTEM, -r, "%S: %s",

@@ -96,6 +96,7 @@ class Client:
         table: Buffer,
         shared: Buffer,
         device: int,
+        stream: int,
         /,
     ) -> None: ...
     def _set_list(self, set: Lease, /) -> list[_Record]: ...

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import warnings
 from typing import Callable
@@ -16,7 +17,8 @@ from . import _plan, _staging
 from ._safetensors import check_file, open_file
 
 _METADATA_MAX = 4096  # bytes, of an array's
-_READ = 8 << 20  # bytes: CUDA_READ_SIZE
+_READ = 4 << 20  # bytes: CUDA_READ_SIZE
+_STREAMS = 4  # that threads share
 _PINNED = 512 << 20  # bytes of page-locked memory for what is converted; more where a row is longer
 _BLOCK = 2 << 20  # bytes: a block of its own for what is larger, no larger than it
 
@@ -42,7 +44,10 @@ def load(client, plan, prefix, *, pool, device, progress: Callable[[int, int], N
         arena = stack.enter_context(client.arena(device, pool=pool, block_size=_BLOCK))
         memory = _reserve(client, arena, plan.nbytes, prefix, pool)
         stack.callback(memory.close)
-        idle = stack.enter_context(client.stream(device, non_blocking=True))
+        idle, *busy = (
+            stack.enter_context(client.stream(device, non_blocking=True))
+            for _ in range(1 + _STREAMS)
+        )
         arrays = {}
         to_make = iter(plan.parts.items())
 
@@ -51,7 +56,7 @@ def load(client, plan, prefix, *, pool, device, progress: Callable[[int, int], N
             for key, part in to_make:
                 arrays[key] = stack.enter_context(_array_of(client, arena, memory, part, idle))
 
-        _fill(client, plan, memory, device, progress, make_arrays)
+        _fill(client, plan, memory, device, busy, progress, make_arrays)
         arrays.update((key, arrays[of]) for key, of in plan.tied.items())
         return client.publish_many(prefix, arrays, metadata=_told(plan))
 
@@ -100,7 +105,7 @@ def _array_of(client, arena, memory, part, idle):
 # --- bytes ----------------------------------------------------------------------------------
 
 
-def _fill(client, plan, memory, device, progress, meanwhile):
+def _fill(client, plan, memory, device, streams, progress, meanwhile):
     """The bytes are in the memory when it returns, and meanwhile() has been called."""
     plain, others = list(_plan.stretches(plan)), list(_plan.converted(plan))
     control = numpy.zeros(3, "u8")  # the next read, bytes read, whether to stop
@@ -111,10 +116,11 @@ def _fill(client, plan, memory, device, progress, meanwhile):
         target = stack.enter_context(client.as_array(memory, sync=False))
         left = _staging.Chunks(others)
         size = max(map(_size, others), default=0)
+        handles = itertools.cycle([stream.ptr for stream in streams])
         lanes = iter(range(max(_PINNED // (2 * size), 1) if size else 0))
 
         def work():
-            client._read_files(paths, fds, table, control, device)
+            client._read_files(paths, fds, table, control, device, next(handles))
             if next(lanes, None) is not None:
                 with _staging.Lane(client, device, size) as lane:
                     lane.move(left, convert)

@@ -13,7 +13,7 @@ import numpy
 
 from .._errors import SystemCallError
 
-THREADS = max(min(16, os.cpu_count() or 1), 1)
+THREADS = min(12, os.cpu_count() or 1)
 
 
 class Chunks:
