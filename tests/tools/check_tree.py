@@ -12,7 +12,7 @@ import re
 import sys
 
 SKIPPED = {"build", "dist", "__pycache__"}  # and hidden folders, but .ci
-SOURCES = {".c", ".h", ".def", ".syms", ".cmake", ".py", ".pyi", ".sh", ".toml", ".conf", ".scd", ".in"}
+SOURCES = {".c", ".h", ".def", ".syms", ".cmake", ".py", ".pyi", ".sh", ".toml", ".conf", ".scd", ".in", ".fish", ".zsh", ".bash"}
 SOURCE_NAMES = {"CMakeLists.txt", "dev", "run"}
 
 # Headers that a folder must do without: what is pure has no loop, no driver and no clock.
