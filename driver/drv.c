@@ -229,9 +229,10 @@ drv_open_soft(struct drv **ret, struct drv_error *err)
     char path[PATH_MAX];
     int r = drv_soft_path(path, sizeof(path));
     if (r < 0) {
-        error_set(err, "dlopen", 0,
-                  SOFT_LIBRARY
-                  ": not found beside this program, in its ../lib or in " CAID_LIBDIR);
+        error_set(
+            err, "dlopen", 0,
+            SOFT_LIBRARY
+            ": not found beside this program, in its ../lib, ../lib/caid or in " CAID_LIBDIR);
         return -ENODEV;
     }
     return drv_open_library(ret, path, err);
@@ -332,7 +333,7 @@ soft_path_try(const char *dir, const char *below, char *ret_path, size_t size)
 int
 drv_soft_path(char *ret_path, size_t size)
 {
-    static const char *const below[] = {"", "/../lib", "/.."};
+    static const char *const below[] = {"", "/../lib", "/../lib/caid", "/.."};
     char file[PATH_MAX];
     int r = own_file(file);
     if (r == 0) {

@@ -58,7 +58,7 @@ struct drv *drv_free(struct drv *drv);
 const char *drv_kind_name(enum drv_kind kind); /* "cuda", "soft" */
 
 /* The path of libcaid-softcuda.so that belongs to this build: beside this code's own file, in
- * ../lib, in its parent folder, or in the library folder of the installation. -ENOENT. */
+ * ../lib or ../lib/caid, in its parent folder, or where it was to be installed. -ENOENT. */
 int drv_soft_path(char *ret_path, size_t size);
 
 /* Fills err for a failed call (err may be NULL) and returns the errno above; 0 for SUCCESS. */

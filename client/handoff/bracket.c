@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "fence.h"
 #include "lane.h"
 #include "memory/array.h"
@@ -555,7 +556,7 @@ bracket_new(struct caid_client *client, const struct caid_bracket_options *optio
         options->nowait ? 0 : deadline_of(timeout_ns ? timeout_ns : CAID_FOREVER);
     bracket->params.timeout_ns = timeout_ns;
     bracket->params.nowait = options->nowait;
-    bracket->params.thread = (uint64_t)gettid();
+    bracket->params.thread = (uint64_t)thread_id();
     add_leases(bracket, options);
     add_names(bracket->names, sizeof(bracket->names), options);
     bracket->begin.call = (struct call){

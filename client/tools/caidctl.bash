@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Completion of caidctl(1) for bash.
+# Completion of caidctl(1) for bash. Its verbs and options are what caidctl --help lists.
 
 # The first column of a table that caidctl prints. Columns are two spaces apart, so a name may
 # have single ones in it.
@@ -60,11 +60,10 @@ _caidctl() {
             ;;
         load:* | save:*) _caidctl_lines < <(compgen -f -- "$cur") ;;
         *:-*)
-            _caidctl_lines < <(printf '%s\n' --socket= --json --bytes --pool= --all --long \
-                --unnamed --lost --device= --count= --prefix= --ignore-missing --force --undo --help --version)
+            _caidctl_lines < <(caidctl --help | sed -nE 's/^  (-., |    )(--[a-z-]+=?).*/\2/p')
             [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
             ;;
-        :*) _caidctl_lines < <(printf '%s\n' status list show pools users timelines info doctor drain load save flush unlink ping version) ;;
+        :*) _caidctl_lines < <(caidctl --help | sed -nE 's/^  ([a-z]+) .*/\1/p') ;;
         list:* | show:* | unlink:*) _caidctl_lines < <(_caidctl_first_column list) ;;
         info:*) _caidctl_lines < <(_caidctl_first_column info) ;;
         esac

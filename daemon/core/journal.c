@@ -61,7 +61,7 @@ crc_plain(uint32_t crc, const uint8_t *p, size_t n)
 }
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.2"))) static uint32_t
+__attribute__((target("sse4.2,crc32"))) static uint32_t
 crc_fast(uint32_t crc, const uint8_t *p, size_t n)
 {
     uint64_t word, all = crc;

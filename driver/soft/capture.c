@@ -7,7 +7,7 @@
  */
 #include "stream.h"
 
-#include <unistd.h>
+#include "base/thread.h"
 
 static void
 graph_free(struct object *graph)
@@ -48,7 +48,7 @@ static bool
 is_forbidden_here(const struct stream *stream)
 {
     const struct capture *capture = &stream->capture;
-    if (capture->thread == gettid())
+    if (capture->thread == thread_id())
         return capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
     return capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
            thread_get()->capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -149,7 +149,7 @@ soft_cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
         .status = CU_STREAM_CAPTURE_STATUS_ACTIVE,
         .mode = mode,
         .id = ++soft->last_capture_id,
-        .thread = gettid(),
+        .thread = thread_id(),
     };
     soft->n_captures++;
     return CUDA_SUCCESS;
@@ -163,7 +163,7 @@ capture_end(struct stream *stream, CUstreamCaptureStatus *ret_before)
     struct capture *capture = &stream->capture;
     if (capture->status == CU_STREAM_CAPTURE_STATUS_NONE)
         return CUDA_ERROR_ILLEGAL_STATE;
-    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != gettid())
+    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thread_id())
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     *ret_before = capture->status;
     stream_drop_capture(stream);

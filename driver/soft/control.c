@@ -187,6 +187,7 @@ caid_softcuda_control(const char *command, char *reply, size_t size)
     struct text text = {reply, size};
     size_t n = command ? strcspn(command, " ") : 0;
     int r = -EOPNOTSUPP;
+    char why[128];
     if (!reply || size == 0)
         return -EINVAL;
     *reply = '\0';
@@ -196,7 +197,7 @@ caid_softcuda_control(const char *command, char *reply, size_t size)
         if (strlen(commands[i].name) == n && strncmp(commands[i].name, command, n) == 0)
             r = commands[i].run(command + n + strspn(command + n, " "), &text);
     if (r < 0)
-        text_add(&text, "error: %s\n", strerrordesc_np(-r));
+        text_add(&text, "error: %s\n", strerror_r(-r, why, sizeof(why)));
     return r;
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "errors.h"
 #include "soft.h"
 
@@ -58,9 +59,9 @@ trace_write(int fd, const struct call *call, int result, const uintptr_t *args, 
     write_args(text, sizeof(text), args, n_args);
     int n = snprintf(line, sizeof(line),
                      "%d %d %" PRIu64 ".%06" PRIu64 " %s(%s) = %s %" PRIu64 "\n", (int)getpid(),
-                     (int)gettid(), start / NSEC_PER_SEC, start % NSEC_PER_SEC / NSEC_PER_USEC,
-                     entry_name(call->entry), text, name ? name : number,
-                     (now - start) / NSEC_PER_USEC);
+                     (int)thread_id(), start / NSEC_PER_SEC,
+                     start % NSEC_PER_SEC / NSEC_PER_USEC, entry_name(call->entry), text,
+                     name ? name : number, (now - start) / NSEC_PER_USEC);
     /* A full disk must not change what the caller sees. */
     if (write(fd, line, (size_t)n) < 0)
         return;

@@ -3,6 +3,15 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* gettid() of glibc 2.30. */
+static inline pid_t
+thread_id(void)
+{
+    return (pid_t)syscall(SYS_gettid);
+}
 
 /* A thread that takes no signal: those are the others'. -errno. */
 static inline int

@@ -7,6 +7,7 @@
  */
 #include "module.h"
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 _Thread_local PyThreadState *py_waiting;
@@ -58,7 +59,7 @@ py_interrupted(void *unused)
     bool interrupted;
 
     (void)unused;
-    if (!thread || gettid() != getpid())
+    if (!thread || syscall(SYS_gettid) != getpid())
         return 0;
     PyEval_RestoreThread(thread);
     interrupted = run_handlers();

@@ -737,21 +737,33 @@ def test_a_full_disk_is_an_error():
 
 # ---- completion ----
 
+TOOLS = pathlib.Path(__file__).parents[2] / "client" / "tools"
+SOURCE = (TOOLS / "caidctl.c").read_text("utf-8")
+VERBS = re.findall(r'^    {"(\w+)", verb_', SOURCE, re.M)
+OPTIONS = ["--" + name for name in re.findall(r'^    {"([a-z-]+)", (?:no|required)_argument', SOURCE, re.M)]
+
+
+@pytest.fixture
+def names(socket, client):
+    """Two arrays; the environment of a shell."""
+    client.create("weights/a", (1,))
+    client.create("with space", (1,))
+    return {**os.environ, "PATH": f"{CAIDCTL.parent}:{os.environ['PATH']}", "CAID_SOCKET": str(socket)}
+
+
 def complete(*words, env=None):
     script = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _caidctl; ' \
              'printf "%s\\n" "${COMPREPLY[@]}"'
-    source = pathlib.Path(__file__).parents[2] / "client" / "tools" / "caidctl.bash"
-    done = subprocess.run(["bash", "-c", script, "bash", source, "caidctl", *words],
+    done = subprocess.run(["bash", "-c", script, "bash", TOOLS / "caidctl.bash", "caidctl", *words],
                           capture_output=True, text=True, timeout=60, env=env, check=True)
     assert done.stderr == ""
     return done.stdout.split("\n")[:-1]
 
 
-def test_completion(socket, client):
-    client.create("weights/a", (1,))
-    client.create("with space", (1,))
-    env = {**os.environ, "PATH": f"{CAIDCTL.parent}:{os.environ['PATH']}",
-           "CAID_SOCKET": str(socket)}
+def test_completion(names):
+    env = names
+    assert complete("", env=env) == VERBS
+    assert sorted(option.rstrip("=") for option in complete("-", env=env)) == sorted(OPTIONS)
     assert complete("s", env=env) == ["status", "show"]
     assert complete("--js", env=env) == ["--json"]
     assert complete("f", env=env) == ["flush"]
@@ -766,3 +778,59 @@ def test_completion(socket, client):
     assert complete("list", "--pool", "=", "", env=env) == [f"uid:{os.getuid()}"]
     assert complete("--socket", "=", "/nonexistent", "show", "", env=env) == [""]
     assert complete("ping", "--count", "=", "", env=env) == [""]
+
+
+def test_completion_by_fish(names):
+    def fish(line):
+        command = f"source {TOOLS / 'caidctl.fish'}; complete -C 'caidctl {line}'"
+        done = subprocess.run(["fish", "--no-config", "-c", command], capture_output=True, text=True, timeout=60,
+                              env=names, check=True)
+        assert done.stderr == ""
+        return sorted(offer.split("\t")[0] for offer in done.stdout.splitlines())
+
+    assert fish("") == sorted(VERBS)
+    assert fish("--") == sorted(OPTIONS)
+    assert fish("show ") == ["weights/a", "with space"]
+    assert fish("unlink --prefix=we") == ["--prefix=weights/a"]
+    assert fish("flush --device ") == ["0"]
+    assert fish("--socket /nonexistent show ") == []
+
+
+# An interactive shell on a terminal: each line of what it offers, and what the key has made of the line.
+ZSHRC = """
+PROMPT=; zstyle ':completion:*' list-prompt ''; fpath=($ZDOTDIR $fpath)
+autoload -Uz compinit; compinit -u -D; stty cols 200 rows 100
+show-line() { print -r -- "line<$BUFFER>"; exit }
+zle -N show-line; bindkey '^X' show-line
+"""
+
+
+def test_completion_by_zsh(names, tmp_path):
+    (tmp_path / "_caidctl").symlink_to(TOOLS / "caidctl.zsh")
+    (tmp_path / ".zshrc").write_text(ZSHRC)
+
+    def zsh(line):
+        parent, child = os.openpty()
+        os.write(parent, f"caidctl {line}\t\x18".encode())
+        with subprocess.Popen(["zsh", "-d", "-i"], stdin=child, stdout=child, stderr=child, start_new_session=True,
+                              env={**names, "ZDOTDIR": str(tmp_path), "TERM": "dumb"}):
+            os.close(child)
+            shown = b"".join(iter(lambda: read_terminal(parent), b""))
+        os.close(parent)
+        return re.sub(r"\x1b\[\S*", "", shown.decode())
+
+    assert re.findall(r"^(\w+) +-- ", zsh(""), re.M) == sorted(VERBS)
+    assert re.findall(r"^(--[a-z-]+) .*-- ", zsh("--"), re.M) == sorted(OPTIONS)
+    assert "line<caidctl show weights/a >" in zsh("show we")
+    assert "line<caidctl show with\\ space >" in zsh("show wi")
+    assert "line<caidctl unlink --prefix=weights/a >" in zsh("unlink --prefix=we")
+    assert "line<caidctl flush --device 0 >" in zsh("flush --device ")
+    assert "line<caidctl --socket=/nonexistent show we>" in zsh("--socket=/nonexistent show we")
+
+
+def read_terminal(fd):
+    """Empty when nobody has its other end open."""
+    try:
+        return os.read(fd, 65536)
+    except OSError:
+        return b""

@@ -12,8 +12,8 @@ import re
 import sys
 
 SKIPPED = {"build", "dist", "__pycache__"}  # and hidden folders, but .ci
-SOURCES = {".c", ".h", ".def", ".syms", ".cmake", ".py", ".pyi", ".sh", ".toml", ".conf", ".scd", ".in"}
-SOURCE_NAMES = {"CMakeLists.txt", "dev", "run"}
+SOURCES = {".c", ".h", ".def", ".syms", ".cmake", ".py", ".pyi", ".sh", ".toml", ".conf", ".scd", ".in", ".fish", ".zsh", ".bash"}
+SOURCE_NAMES = {"CMakeLists.txt", "dev", "run", "rules", "caid.postinst", "caid.postrm"}
 
 # Headers that a folder must do without: what is pure has no loop, no driver and no clock.
 IMPURE = {"uv.h", "cuda.h", "time.h", "sys/time.h", "base/clock.h"}

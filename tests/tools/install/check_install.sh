@@ -41,7 +41,7 @@ fi
 ! find "$stage/root" -name '*criterion*' -o -name 'test_*' -o -name '*.a' | grep . || fail "installed too much"
 
 lib=$(dirname "$(find "$root" -name libcaid.so)")
-for file in "$root"/bin/* "$lib"/*.so; do
+for file in "$root"/bin/* "$lib"/*.so "$lib"/caid/*.so; do
     ! readelf -d "$file" | grep -E 'R(UN)?PATH.*\[/' || fail "$file looks for libraries in the build"
 done
 
@@ -61,7 +61,7 @@ until "$root/bin/caidctl" ping >/dev/null 2>&1; do
     kill -0 "$daemon" 2>/dev/null || fail "caid has ended: $(cat "$stage/caid.log")"
     sleep 0.1
 done
-"$root/bin/caidctl" status | grep -F "$lib/libcaid-softcuda.so" >/dev/null ||
+"$root/bin/caidctl" status | grep -F "$lib/caid/libcaid-softcuda.so" >/dev/null ||
     fail "the installed software driver is not the one in use: $("$root/bin/caidctl" status)"
 "$stage/by-pkg-config"
 "$root/bin/caidctl" unlink installed
