@@ -2,7 +2,7 @@
 # Completion of caidctl(1) for fish. Its verbs and options are what caidctl --help lists.
 
 function __caidctl_verbs
-    caidctl --help | string replace -rf '^  ([a-z]+)(?: [^a-z ]+)? +(\S.*)' '$1\t$2'
+    caidctl --help | string replace -rf '^  ([a-z]+)(?: [^a-z ]+)* +(\S.*)' '$1\t$2'
 end
 
 # The first column of a table that caidctl prints. Columns are two spaces apart, so a name may have

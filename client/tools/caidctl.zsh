@@ -4,7 +4,7 @@
 
 _caidctl_verbs() {
     local -a verbs
-    verbs=(${(f)"$(caidctl --help | sed -nE 's/^  ([a-z]+)( [^a-z ]+)? +([^ ].*)/\1:\3/p')"})
+    verbs=(${(f)"$(caidctl --help | sed -nE 's/^  ([a-z]+)( [^a-z ]+)* +([^ ].*)/\1:\3/p')"})
     _describe verb verbs
 }
 

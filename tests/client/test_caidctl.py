@@ -740,6 +740,8 @@ def test_a_full_disk_is_an_error():
 TOOLS = pathlib.Path(__file__).parents[2] / "client" / "tools"
 SOURCE = (TOOLS / "caidctl.c").read_text("utf-8")
 VERBS = re.findall(r'^    {"(\w+)", verb_', SOURCE, re.M)
+PYTHONS = re.findall(r'strcmp\(argv\[verb\], "(\w+)"\)', (TOOLS / "verbs_weights.c").read_text("utf-8"))
+VERBS = [*VERBS[: VERBS.index("flush")], *PYTHONS, *VERBS[VERBS.index("flush") :]]
 OPTIONS = ["--" + name for name in re.findall(r'^    {"([a-z-]+)", (?:no|required)_argument', SOURCE, re.M)]
 
 
@@ -764,7 +766,8 @@ def test_completion(names):
     env = names
     assert complete("", env=env) == VERBS
     assert sorted(option.rstrip("=") for option in complete("-", env=env)) == sorted(OPTIONS)
-    assert complete("s", env=env) == ["status", "show"]
+    assert complete("s", env=env) == ["status", "show", "save"]
+    assert complete("load", "-", env=env)[:2] == ["--name=", "--pool="]
     assert complete("--js", env=env) == ["--json"]
     assert complete("f", env=env) == ["flush"]
     assert complete("d", env=env) == ["doctor", "drain"]
