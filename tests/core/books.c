@@ -261,6 +261,14 @@ books_forgotten(struct harness *h, uint64_t conn, uint64_t block)
     drop_holds(h, conn, block);
 }
 
+void
+books_uses_unknown(struct harness *h)
+{
+    for (size_t i = h->n_uses; i-- > 0;)
+        if (h->uses[i].fence.page && !is_held(h, h->uses[i].conn, h->uses[i].range.block))
+            h->uses[i] = h->uses[--h->n_uses];
+}
+
 /* Nothing that the process had is in use any more. */
 void
 books_exited(struct harness *h, uint64_t conn)

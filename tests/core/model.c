@@ -75,6 +75,7 @@ model_settle(struct model *m, struct m_array *array)
         struct m_array *companion = &m->arrays[array->companion];
         companion->keeper = M_NONE;
         companion->fenced |= array->fenced;
+        companion->was_kept |= array->fenced;
         model_settle(m, companion);
     }
     for (int k = 0; k < M_KEYS && array->is_set; k++) {

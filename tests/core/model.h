@@ -50,6 +50,7 @@ struct m_array {
     uint64_t part;  /* its number */
     bool abandoned; /* as was found; there may be more: model_is_abandoned() */
     bool fenced;    /* had a fence: it may linger when it is dead */
+    bool was_kept;  /* as a companion, by what may linger */
 };
 
 struct m_lease {
@@ -161,7 +162,8 @@ struct model {
     unsigned int n_spent;
     uint64_t dropped[M_STEPS]; /* pages */
     int n_dropped;
-    uint64_t timelines[M_POOLS][M_NAMES]; /* page, 0: none */
+    uint64_t timelines[M_POOLS][M_NAMES];  /* page, 0: none */
+    bool left_timelines[M_POOLS][M_NAMES]; /* that one may have, who is left behind */
 
     struct { /* watches answered in this step */
         int pool, name;
@@ -254,6 +256,8 @@ void model_send_begin(struct model *m, const struct m_bracket *b,
                       struct msg_begin_params params);
 void model_step_use(struct model *m, int slot);
 void model_timelines_hangup(struct model *m, uint64_t conn);
+/* The core waits for who has them, though he does not come back. */
+void model_timelines_stay(struct model *m, uint64_t conn);
 /* Whether it has brackets or pages. */
 bool model_uses(const struct model *m, int slot);
 /* Some clients that have the same arrays open. */

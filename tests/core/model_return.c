@@ -45,8 +45,10 @@ leave_behind(struct model *m, int s)
     struct m_slot *slot = &m->slots[s];
 
     if (!slot->gone) {
-        if (slot->offended && slot->resumes)
+        if (slot->offended && slot->resumes) {
             model_tickets_stay(m, s);
+            model_timelines_stay(m, slot->conn);
+        }
         model_hung_up(m, s);
         books_hung_up(&m->h, slot->conn);
     }
@@ -539,6 +541,7 @@ model_return_all(struct model *m)
     for (int i = 0; i < 2; i++)
         model_pass(m, m->left_behind ? GIVEN_UP_NS : 10000000);
     m->returning = m->left_behind = false;
+    memset(m->left_timelines, 0, sizeof(m->left_timelines));
     cr_assert_eq(h_reconfigure(&m->h, &m->h.config), 0);
 }
 

@@ -417,6 +417,7 @@ choose_companion(struct model *m, const struct m_slot *slot, struct m_request *r
         r->must_fail = true;
         r->may_fail |= ERR(ABANDONED);
     }
+    r->may_fail |= companion->was_kept ? ERR(INVALID) : 0;
     r->companion = lease->array;
     return lease->lease;
 }
@@ -451,6 +452,7 @@ step_publish(struct model *m, int s)
         r->must_fail = true;
         r->may_fail |= ERR(INVALID);
     }
+    r->may_fail |= m->arrays[lease->array].was_kept ? ERR(INVALID) : 0;
     model_expect_sets(m, r, &m->arrays[lease->array]);
     snprintf(label, sizeof(label), "%llu", (unsigned long long)r->label);
     struct msg_publish_params params = {.lease = lease->lease,

@@ -324,6 +324,15 @@ model_timelines_hangup(struct model *m, uint64_t conn)
             timeline_gone(m, m->h.pages[i].id);
 }
 
+void
+model_timelines_stay(struct model *m, uint64_t conn)
+{
+    for (int p = 0; p < M_POOLS; p++)
+        for (int n = 0; n < M_NAMES; n++)
+            if (m->timelines[p][n] && h_page(&m->h, m->timelines[p][n])->conn == conn)
+                m->left_timelines[p][n] = true;
+}
+
 static bool
 has_name(const struct model *m, uint64_t page)
 {
@@ -341,7 +350,7 @@ step_timeline(struct model *m, int s)
     int pool = (int)model_random(m, M_POOLS), name = (int)model_random(m, M_NAMES);
     uint64_t page = model_some_page(m, slot->conn);
 
-    if (!page)
+    if (!page || m->left_timelines[pool][name])
         return;
     struct m_request *r = model_ask(m, s, MSG_TIMELINE);
     model_note(m, "slot %d: timeline %s in %s", s, model_name(name), model_pool_name(pool));
@@ -364,8 +373,10 @@ step_open_timeline(struct model *m, int s)
 {
     const struct m_slot *slot = &m->slots[s];
     int pool = (int)model_random(m, M_POOLS), name = (int)model_random(m, M_NAMES);
-    struct m_request *r = model_ask(m, s, MSG_OPEN_TIMELINE);
 
+    if (m->left_timelines[pool][name])
+        return;
+    struct m_request *r = model_ask(m, s, MSG_OPEN_TIMELINE);
     model_note(m, "slot %d: open timeline %s of %s", s, model_name(name),
                model_pool_name(pool));
     r->must_fail = !model_may(m, slot, pool, 4) || !m->timelines[pool][name];

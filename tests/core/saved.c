@@ -468,6 +468,7 @@ saved_restart(struct harness *h)
     }
     for (uint64_t conn = 1; conn <= h->next_conn; conn++)
         h->gone[conn] = true;
+    books_uses_unknown(h);
     h->core = restore(h, &source, &r);
     core_set_pieces(h->core, old.core->pieces);
     memset(h->journals, 0, sizeof(h->journals));
