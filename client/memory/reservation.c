@@ -112,10 +112,12 @@ caid_reservation_free(struct caid_reservation *reservation)
     if (!reservation)
         return;
     struct caid_client *client = reservation->client;
-    pthread_mutex_lock(&client->lock);
-    if (client->blocks->reservation == reservation)
-        client->blocks->reservation = NULL;
-    pthread_mutex_unlock(&client->lock);
-    reservation_unref(reservation);
+    if (!fork_guard_crossed(&client->guard)) { /* in a child the addresses are the parent's */
+        pthread_mutex_lock(&client->lock);
+        if (client->blocks->reservation == reservation)
+            client->blocks->reservation = NULL;
+        pthread_mutex_unlock(&client->lock);
+        reservation_unref(reservation);
+    }
     client_unref(client);
 }

@@ -31,7 +31,7 @@ ARGS = {
     "open": ["a"], "open_many": [["a"]], "open_timeline": ["t"], "reshape": [6], "set_limits": [1, 0.5],
     "swapaxes": [0, 0], "zeros": [1], "open_set": ["s/"], "publish_many": ["s/", {}],
     "show": ["a"], "signal": [None, 1], "timeline": ["u"], "unlink": ["a"], "watch": ["a"],
-    "__contains__": ["a"], "exists": ["a"], "rename": ["a", "b"], "expire": ["a", 1],
+    "__contains__": ["a"], "exists": ["a"], "rename": ["a", "b"], "expire": ["a", 1], "reserve": [1 << 20],
 }  # fmt: skip
 ARGS_OF = {
     (caid.Arena, "ipc_handle"): [1],
