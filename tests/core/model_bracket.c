@@ -319,10 +319,10 @@ check_fences(struct model *m, const struct m_bracket *b, const struct h_reply *r
                "a fence that there is no need to wait for");
     for (int i = 0; i < m->n_fences; i++) {
         /* the loss of a write may have been noticed, and the fence be gone */
-        bool told =
-            !is_due(m, b, &m->fences[i]) || model_fence_is_going(m, &m->fences[i]) ||
-            model_fence_state(m, &m->fences[i]) == FENCE_LOST ||
-            (m->returning && !m->fences[i].write && !model_fence_has_block(m, &m->fences[i]));
+        bool told = !is_due(m, b, &m->fences[i]) || model_fence_is_going(m, &m->fences[i]) ||
+                    model_fence_state(m, &m->fences[i]) == FENCE_LOST ||
+                    (m->returning &&
+                     !model_fence_has_block(m, &m->fences[i])); /* it is unmapped there */
         for (uint32_t j = 0; j < reply->n_fences; j++)
             told = told || (reply->fences[j].page == m->fences[i].page &&
                             reply->fences[j].slot == m->fences[i].slot);
