@@ -18,7 +18,6 @@ _open: WeakSet = WeakSet()  # arenas; those that were closed, too
 _KINDS = ("device", "legacy")
 _CONTEXT = 0  # for libcaid: all work of the device's context
 _NO_STREAM = -1  # for DLPack: nothing is waited for
-_TRIES = 3  # restarts of the daemon that a load may meet with one array
 
 
 @_caid.derived
@@ -255,11 +254,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
             return self._publish(None, part, None)
 
     def _own(self, x, stream=None):
-        """A lease on what lies in the arena as an array of its own, without a name. A daemon that is started
-        anew knows no ticket of before: it is asked once more."""
-        for _ in range(_TRIES):
-            with contextlib.suppress(NotFoundError):
-                return self._client._take(self._send(x, stream), "rw", None)
+        """A lease on what lies in the arena as an array of its own, without a name."""
         return self._client._take(self._send(x, stream), "rw", None)
 
     def _publish(self, name, part, metadata):
