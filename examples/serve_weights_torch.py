@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 
 import safetensors.torch
 import torch
@@ -41,16 +42,17 @@ def serve() -> None:
     with caid.connect() as client, torch.inference_mode():
         weights = caid.weights.open("model", wait=True, timeout=60, client=client)
         net.load_state_dict(weights.torch(), assign=True)
-        while weights.version < VERSIONS:
+        while True:
             values = {float(t.max()) for t in net.state_dict().values()}
             assert len(values) == 1, "a mixture"
             seen |= values
+            if weights.version == VERSIONS:
+                break
             newer = weights.newer()
             if newer is not None:
                 net.load_state_dict(newer.torch(), assign=True)  # lets go of the old tensors
                 weights.close()
                 weights = newer
-        net.load_state_dict({key: t.clone() for key, t in net.state_dict().items()}, assign=True)
         weights.close()
     print(f"worker {os.getpid()}: saw versions of {sorted(seen)}, each of them whole", flush=True)
 
@@ -61,11 +63,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, caid.LocalDaemon() as daemon:
         os.environ.update(daemon.env)
         workers = [subprocess.Popen([sys.executable, __file__, "serve"]) for _ in range(WORKERS)]
-        for version in range(1, VERSIONS + 1):
-            caid.weights.load(train(folder, version), "model")
-        for worker in workers:
-            assert worker.wait() == 0
         with daemon.connect() as client:
+            for version in range(1, VERSIONS + 1):
+                caid.weights.load(train(folder, version), "model", client=client)
+                while version < VERSIONS and client.show("model/").entry.leases < WORKERS:
+                    time.sleep(0.01)  # until all workers serve it
+            for worker in workers:
+                assert worker.wait() == 0
             client.flush()
             print("bytes on the GPU, of one version:", client.memory_info().used)
 
