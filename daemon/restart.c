@@ -335,15 +335,13 @@ restart_look(struct restart *r, struct core *core)
         begin_renewal(r, core);
 }
 
-struct core_kept
-restart_figures(const struct restart *r)
+void
+restart_figures(const struct restart *r, struct core_figures *ret)
 {
-    return (struct core_kept){
-        .restarts = r->n_restarts,
-        .keeper = kept_is_there(r->kept),
-        .n_kept = kept_count(r->kept),
-        .journal_bytes = r->is_on ? r->files[r->turn].journal.at : 0,
-    };
+    ret->restarts = r->n_restarts;
+    ret->keeper = kept_is_there(r->kept);
+    ret->n_kept = kept_count(r->kept);
+    ret->journal_bytes = r->is_on ? r->files[r->turn].journal.at : 0;
 }
 
 void

@@ -51,5 +51,5 @@ int restart_take(struct restart *r, struct core *core, struct worker *worker,
                  struct conns *conns, struct shared_pages *pages);
 void restart_look(struct restart *r, struct core *core);
 /* What outlives this process, as it is now. */
-struct core_kept restart_figures(const struct restart *r);
+void restart_figures(const struct restart *r, struct core_figures *ret);
 void restart_stop(struct restart *r, struct core *core);

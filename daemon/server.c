@@ -313,6 +313,16 @@ refuse(struct server *s, struct conn *c, const void *packet, size_t n)
 }
 
 static void
+on_figures(void *userdata, struct core_figures *ret)
+{
+    const struct server *s = userdata;
+
+    ret->turn_cpu_ns = s->conns.laps.cpu_ns;
+    ret->turn_wall_ns = s->conns.laps.wall_ns;
+    restart_figures(&s->restart, ret);
+}
+
+static void
 on_packet(void *userdata, struct conn *c, const void *packet, size_t n)
 {
     struct server *s = userdata;
@@ -323,9 +333,6 @@ on_packet(void *userdata, struct conn *c, const void *packet, size_t n)
     }
     core_set_reply_max(s->core,
                        conns_is_greedy(&s->conns, c->owner) ? REPLY_BUSY : PROTO_PACKET_MAX);
-    core_set_longest_turn(s->core, s->conns.laps.cpu_ns, s->conns.laps.wall_ns);
-    struct core_kept kept = restart_figures(&s->restart);
-    core_set_kept(s->core, &kept);
     core_set_boottime(s->core, clock_boot_ns());
     core_receive(s->core, c->id, packet, n, s->conns.now_ns);
     run_core(s);
@@ -843,6 +850,7 @@ make_core(struct server *s)
     if (r == 0)
         r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max, fds_shared());
     if (r == 0) {
+        core_set_figures(s->core, on_figures, s);
         core_set_boottime(s->core, clock_boot_ns());
         r = restart_take(&s->restart, s->core, &s->worker, &s->conns, &s->pages);
     }
@@ -904,11 +912,12 @@ run(struct server *s)
     uv_run(&s->loop, UV_RUN_NOWAIT); /* it takes up its fds */
     while (!s->over) {
         uv_update_time(&s->loop);
-        conns_turn(&s->conns, uv_backend_timeout(&s->loop));
+        int timeout_ms = uv_backend_timeout(&s->loop);
+        conns_turn(&s->conns, timeout_ms);
         if (s->somebody_connects)
             accept_some(s);
         s->somebody_connects = false;
-        if (!s->uv_is_ready && uv_backend_timeout(&s->loop) != 0)
+        if (!s->uv_is_ready && timeout_ms != 0)
             continue;
         s->uv_is_ready = false;
         uv_run(&s->loop, UV_RUN_NOWAIT);

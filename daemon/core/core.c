@@ -679,16 +679,11 @@ core_spent(struct core *core, uid_t uid, uint64_t ns)
 }
 
 void
-core_set_longest_turn(struct core *core, uint64_t cpu_ns, uint64_t wall_ns)
+core_set_figures(struct core *core, void (*figures)(void *userdata, struct core_figures *ret),
+                 void *userdata)
 {
-    core->turn_cpu_ns = cpu_ns;
-    core->turn_wall_ns = wall_ns;
-}
-
-void
-core_set_kept(struct core *core, const struct core_kept *kept)
-{
-    core->kept = *kept;
+    core->figures = figures;
+    core->figures_userdata = userdata;
 }
 
 void

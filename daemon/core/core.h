@@ -243,18 +243,21 @@ uint64_t core_expiry_ns(const struct core *core);
 uint64_t core_deadline_ns(const struct core *core);
 /* So much time was spent on a uid. */
 void core_spent(struct core *core, uid_t uid, uint64_t ns);
-/* The longest turn of the caller's loop, by its thread's time and by the wall clock. */
-void core_set_longest_turn(struct core *core, uint64_t cpu_ns, uint64_t wall_ns);
 
-struct core_kept {
-    bool keeper;       /* there is one */
-    uint32_t n_kept;   /* fds that it has */
-    uint64_t restarts; /* daemons that have left it their arrays, one after the other */
+/* What the caller knows: of its loop, and of what outlives this process. */
+struct core_figures {
+    uint64_t turn_cpu_ns,
+        turn_wall_ns;  /* the longest turn, by its thread's time and the clock */
+    uint64_t restarts; /* daemons that have left the keeper their arrays, one after the other */
     uint64_t journal_bytes;
+    uint32_t n_kept; /* fds that the keeper has */
+    bool keeper;     /* there is one */
 };
 
-/* What of this process outlives it, for those who ask. */
-void core_set_kept(struct core *core, const struct core_kept *kept);
+/* Called for who asks for the status. */
+void core_set_figures(struct core *core,
+                      void (*figures)(void *userdata, struct core_figures *ret),
+                      void *userdata);
 /* No new work from now on: requests that need the driver are refused with SHUTDOWN, and calls whose
  * turn has not come are not made. */
 void core_stop(struct core *core);

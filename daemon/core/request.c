@@ -143,9 +143,12 @@ status_add_devices(const struct core *core, struct msg_status_result *result)
 HANDLER(on_status)
 {
     _cleanup_free_ struct device_records *records = device_records(core);
+    struct core_figures figures = {0};
 
     if (!records)
         return -ENOMEM;
+    if (core->figures)
+        core->figures(core->figures_userdata, &figures);
     struct msg_status_result result = {
         .server = MSG_STR(core->config.server),
         .pid = (uint64_t)core->config.pid,
@@ -165,12 +168,12 @@ HANDLER(on_status)
         .brackets = core->n_brackets,
         .pages = core->n_pages,
         .timelines = core->n_timelines,
-        .turn_cpu_ns = core->turn_cpu_ns,
-        .turn_wall_ns = core->turn_wall_ns,
-        .keeper = core->kept.keeper,
-        .kept = core->kept.n_kept,
-        .restarts = core->kept.restarts,
-        .journal_bytes = core->kept.journal_bytes,
+        .turn_cpu_ns = figures.turn_cpu_ns,
+        .turn_wall_ns = figures.turn_wall_ns,
+        .keeper = figures.keeper,
+        .kept = figures.n_kept,
+        .restarts = figures.restarts,
+        .journal_bytes = figures.journal_bytes,
         .draining = core->draining,
         .devices = records->devices,
         .n_devices = (uint32_t)core->config.n_devices,

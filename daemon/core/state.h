@@ -101,9 +101,9 @@ struct core {
         n_watches, n_jobs, n_running, n_release_errors, n_pages, n_timelines, n_brackets;
     uint64_t floor; /* of pools that are gone: generations never repeat (pool->floor) */
     uint64_t started_ns, now_ns;
-    uint64_t boot_ns;                   /* core_set_boottime() */
-    uint64_t turn_cpu_ns, turn_wall_ns; /* core_set_longest_turn() */
-    struct core_kept kept;              /* core_set_kept() */
+    uint64_t boot_ns;                                          /* core_set_boottime() */
+    void (*figures)(void *userdata, struct core_figures *ret); /* core_set_figures() */
+    void *figures_userdata;
     uint32_t pieces; /* of each kind of work that may wait, in one event: some 2 us each */
     bool stopping;
     bool draining; /* no array is made any more */
