@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Structs to packets, by the descriptors of record.h. */
+#include <assert.h>
+
 #include "record.h"
 #include "utf8.h"
 
 #define ERROR_TEXT_MAX 1024
 #define BUF_FIRST_SIZE 512
+#define FIXSTR         0xa0 /* MessagePack's strings of at most FIXSTR_MAX bytes */
+#define FIXSTR_MAX     31
 
 /* Where an encoder writes. The first error sticks, and what is written after it is dropped. */
 struct writer {
@@ -74,6 +78,19 @@ put_str(struct writer *w, const char *text, size_t n)
     PUT(w, str_with_body, text, n);
 }
 
+/* Keys are short, and half of what is written: head and text go in one piece. */
+static void
+put_key(struct writer *w, const struct field *f)
+{
+    char text[1 + FIXSTR_MAX];
+
+    assert(f->n_key <= FIXSTR_MAX);
+    text[0] = (char)(FIXSTR | f->n_key);
+    memcpy(text + 1, f->key, f->n_key);
+    w->n_items++;
+    on_write(w, text, 1 + (size_t)f->n_key);
+}
+
 static void put_record(struct writer *w, const struct record *record, const void *value);
 
 static void
@@ -105,7 +122,7 @@ put_list(struct writer *w, const struct field *f, const void *record)
 static void
 put_field(struct writer *w, const struct field *f, const void *record)
 {
-    put_str(w, f->key, f->n_key);
+    put_key(w, f);
     if (field_is_list(f))
         put_list(w, f, record);
     else
@@ -115,22 +132,19 @@ put_field(struct writer *w, const struct field *f, const void *record)
 static void
 put_record(struct writer *w, const struct record *record, const void *value)
 {
-    const struct field *end = record->fields + record->n_fields;
-    size_t n = 0;
+    uint64_t written = 0; /* a bit for each field: PROTO_MAP_MAX bounds them */
 
-    for (const struct field *f = record->fields; f < end; f++)
-        n += field_is_written(f, value);
-    PUT(w, map, n);
-    for (const struct field *f = record->fields; f < end; f++) {
-        if (field_is_written(f, value))
-            put_field(w, f, value);
-    }
+    for (uint32_t i = 0; i < record->n_fields; i++)
+        written |= (uint64_t)field_is_written(&record->fields[i], value) << i;
+    PUT(w, map, (size_t)__builtin_popcountll(written));
+    for (; written; written &= written - 1)
+        put_field(w, &record->fields[__builtin_ctzll(written)], value);
 }
 
 static void
 put_method(struct writer *w, const struct method *method, const void *params)
 {
-    put_str(w, method->name, strlen(method->name));
+    put_str(w, method->name, method->n_name);
     put_record(w, method->params, params);
 }
 

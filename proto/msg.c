@@ -37,7 +37,8 @@ static enum msg_method
 find_method(struct msg_str name)
 {
     for (uint32_t i = 0; i < MSG_N_METHODS; i++) {
-        if (msg_str_eq(name, proto_methods[i].name))
+        const struct method *method = &proto_methods[i];
+        if (name.n == method->n_name && memcmp(name.p, method->name, name.n) == 0)
             return (enum msg_method)i;
     }
     return MSG_UNKNOWN;

@@ -46,10 +46,13 @@ const struct record proto_records[N_RECORD_IDS] = {
 const struct method proto_methods[MSG_N_METHODS] = {
 #define REQUEST(NAME, method_name, params_record, result_record)         \
     [MSG_##NAME] = {.name = #method_name,                                \
+                    .n_name = sizeof(#method_name) - 1,                  \
                     .params = &proto_records[RECORD_ID_##params_record], \
                     .result = &proto_records[RECORD_ID_##result_record]},
-#define NOTIFY(NAME, method_name, params_record) \
-    [MSG_##NAME] = {.name = #method_name, .params = &proto_records[RECORD_ID_##params_record]},
+#define NOTIFY(NAME, method_name, params_record)        \
+    [MSG_##NAME] = {.name = #method_name,               \
+                    .n_name = sizeof(#method_name) - 1, \
+                    .params = &proto_records[RECORD_ID_##params_record]},
 #include "messages.def"
 };
 

@@ -43,6 +43,7 @@ struct record {
 
 struct method {
     const char *name;
+    uint32_t n_name;
     const struct record *params;
     const struct record *result; /* NULL: a notification */
 };

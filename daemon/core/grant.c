@@ -51,7 +51,7 @@ int
 grant_init(struct grant *ret, const struct core *core, size_t n)
 {
     size_t each = sizeof(struct msg_array) + sizeof(struct lease *) + sizeof(struct msg_block) +
-                  sizeof(struct hold *);
+                  sizeof(struct hold *) + sizeof(int);
     struct grant grant = {.room = room_init(core)};
     char *p = malloc(n * each + 1);
 
@@ -65,6 +65,8 @@ grant_init(struct grant *ret, const struct core *core, size_t n)
     grant.blocks = (struct msg_block *)(void *)p;
     p += n * sizeof(struct msg_block);
     grant.holds = (struct hold **)(void *)p;
+    p += n * sizeof(struct hold *);
+    grant.fds = (int *)(void *)p;
     *ret = grant;
     return 0;
 }

@@ -20,7 +20,7 @@ struct grant {
     struct msg_block *blocks; /* those whose hold is new */
     struct hold **holds;
     uint32_t n_blocks;
-    int fds[PROTO_FDS_MAX];
+    int *fds;
     uint32_t n_fds;
     void *storage;
 };
