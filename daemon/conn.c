@@ -16,8 +16,8 @@
 /* Packets that are thrown away before a socket is closed. */
 #define DISCARD_MAX 64
 
-/* Packets that are received in one turn. */
-#define RECEIVE_MAX 8
+/* Batches that are received in one turn. */
+#define RECEIVE_MAX 4
 
 /* Outcomes of try_send(). */
 #define SEND_BLOCKED 1 /* the socket is full */
@@ -68,7 +68,6 @@ conn_send(struct conn *c, const void *data, size_t n, const int *fds, size_t n_f
 {
     int r;
 
-    c->answered = true;
     if (c->why)
         return 0;
     if (!outq_first(&c->outq)) {
@@ -171,26 +170,24 @@ end(struct conn *c)
 
 /* A packet has come, of n bytes. */
 static void
-hear(struct conn *c, size_t n)
+hear(struct conn *c, const void *packet, size_t n)
 {
     struct conns *set = c->set;
 
     if (c->ending)
         c->unheard -= n < c->unheard ? n : c->unheard;
     conns_hear(set, c);
-    set->ops->packet(set->userdata, c, set->buffer, n);
+    set->ops->packet(set->userdata, c, packet, n);
     if (c->ending && c->unheard == 0)
         conn_lose(c, c->why);
 }
 
+/* What was received: a packet, or an end. */
 static void
-receive_one(struct conn *c)
+take(struct conn *c, const void *packet, ssize_t n)
 {
-    ssize_t n = packet_recv(c->sock, c->set->buffer, NULL, 0, NULL, MSG_DONTWAIT);
-
-    c->readable = n > 0;
     if (n > 0)
-        hear(c, (size_t)n);
+        hear(c, packet, (size_t)n);
     else if (c->ending && n != -ECONNRESET)
         conn_lose(c, c->why);
     else if (n == 0 || n == -ECONNRESET)
@@ -201,17 +198,30 @@ receive_one(struct conn *c)
         conn_lose(c, strerror((int)-n));
 }
 
-/* Few packets a turn: fair to the uid's others. After an answer the client is likely to think, so a
- * further recvmsg(2) would find nothing; after a notification its next request is likely there. */
+/* A batch that is not full has emptied the socket: then the connection waits for its edge, without
+ * a further recvmsg(2) that finds nothing. */
+static void
+receive_batch(struct conn *c)
+{
+    ssize_t sizes[PACKET_BATCH];
+    int n = packet_recv_batch(c->sock, c->set->buffers, sizes);
+
+    c->readable = n == PACKET_BATCH;
+    if (n < 0)
+        take(c, NULL, n);
+    for (int i = 0; i < n && !c->lost; i++)
+        take(c, c->set->buffers[i], sizes[i]);
+}
+
+/* Few packets a turn: fair to the uid's others. */
 static void
 receive(struct conn *c)
 {
     int n = 0;
 
-    c->answered = false;
     do
-        receive_one(c);
-    while (c->readable && !c->answered && !c->lost && ++n < RECEIVE_MAX &&
+        receive_batch(c);
+    while (c->readable && !c->lost && !outq_first(&c->outq) && ++n < RECEIVE_MAX &&
            conns_charge(c->set, c->owner) < c->set->until_ns);
 }
 

@@ -50,7 +50,6 @@ struct conn {
     size_t unheard; /* bytes of that */
     bool exited;    /* the process has */
     bool readable;  /* something may lie in the socket */
-    bool answered;  /* something was sent, or queued, in this turn */
     bool queued;    /* in set->queued: there is output that could not be sent yet */
     bool waiting;   /* in set->waiting: the first packet waits for fds in flight to land */
     int refused;    /* -errno of core_connect(), which does not know it: refusals.h */

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * All connections of the daemon, and what they share: one receive buffer, so that an idle client
- * costs none; whose turn it is to be heard, and what is spent on whom; a bound on all that is
- * queued; and the budget of fds in flight, with a timer that looks after those whose output waits
- * for it, and runs only while somebody waits. Where all together have too much queued, or in
- * flight, the uid that has most of it pays: its connection that has not read for longest is lost,
- * not the one that comes last, nor another uid's (I6).
+ * All connections of the daemon, and what they share: the buffers of what is received, so that an
+ * idle client costs none; whose turn it is to be heard, and what is spent on whom; a bound on all
+ * that is queued; and the budget of fds in flight, with a timer that looks after those whose
+ * output waits for it, and runs only while somebody waits. Where all together have too much
+ * queued, or in flight, the uid that has most of it pays: its connection that has not read for
+ * longest is lost, not the one that comes last, nor another uid's (I6).
  */
 #pragma once
 
 #include <uv.h>
 
+#include "base/packet.h"
 #include "base/tree.h"
 #include "conn.h"
 #include "laps.h"
@@ -68,7 +69,7 @@ struct conns {
     struct conn_list waiting;     /* those of them that wait for the budget of fds in flight */
     struct process_list departed; /* without a connection, to exit yet */
     uv_timer_t retry;
-    uint8_t buffer[PROTO_PACKET_MAX];
+    uint8_t buffers[PACKET_BATCH][PROTO_PACKET_MAX];
 };
 
 /* max_fds: of all connections together, in flight; and as many in queues. */

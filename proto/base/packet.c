@@ -108,6 +108,29 @@ packet_recv_into(int sock, void *data, size_t room, int *ret_fds, size_t max_fds
     return r;
 }
 
+int
+packet_recv_batch(int sock, uint8_t data[PACKET_BATCH][PACKET_MAX], ssize_t ret_n[PACKET_BATCH])
+{
+    struct mmsghdr headers[PACKET_BATCH];
+    struct iovec iov[PACKET_BATCH];
+    int n;
+
+    for (size_t i = 0; i < PACKET_BATCH; i++) {
+        iov[i] = (struct iovec){.iov_base = data[i], .iov_len = PACKET_MAX};
+        headers[i] = (struct mmsghdr){.msg_hdr = {.msg_iov = &iov[i], .msg_iovlen = 1}};
+    }
+    do {
+        n = recvmmsg(sock, headers, PACKET_BATCH, MSG_DONTWAIT, NULL);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return -errno;
+    for (int i = 0; i < n; i++) {
+        bool is_cut = headers[i].msg_hdr.msg_flags & (MSG_TRUNC | MSG_CTRUNC);
+        ret_n[i] = is_cut ? -EMSGSIZE : (ssize_t)headers[i].msg_len;
+    }
+    return n;
+}
+
 /* The limit of a socket's sends is that of its connect(2) (unix_stream_connect()). In time or not,
  * it is taken away again: packets are sent without waiting, or for as long as it takes. */
 static int

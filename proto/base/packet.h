@@ -11,6 +11,7 @@
 
 #define PACKET_MAX     65536 /* bytes in one packet */
 #define PACKET_FDS_MAX 253   /* fds in one packet: SCM_MAX_FD, unix(7) */
+#define PACKET_BATCH   2     /* packets that are received at once */
 
 /* Sends one packet with n_fds fds, borrowed. flags: MSG_DONTWAIT or 0; SIGPIPE is never raised.
  * 0, or -EAGAIN, -ETOOMANYREFS (too many fds in flight, unix(7)), -EPIPE, ... */
@@ -33,6 +34,13 @@ packet_recv(int sock, void *data, int *ret_fds, size_t max_fds, size_t *ret_n_fd
 {
     return packet_recv_into(sock, data, PACKET_MAX, ret_fds, max_fds, ret_n_fds, flags);
 }
+
+/* Receives, without waiting, up to PACKET_BATCH packets without fds, each into PACKET_MAX bytes of
+ * its own. Returns how many, or -EAGAIN, -ECONNRESET, ...; ret_n[i] is a packet's length, 0 at end
+ * of file, or -EMSGSIZE as above. Fewer than PACKET_BATCH: no more were there, and epoll(7) tells
+ * of what comes. */
+int packet_recv_batch(int sock, uint8_t data[PACKET_BATCH][PACKET_MAX],
+                      ssize_t ret_n[PACKET_BATCH]);
 
 /* Connects to a socket path. -ENOTSOCK where the path is no socket. Who listens and does not accept
  * is waited for, for timeout_ns at most where that is not 0: then -EAGAIN, or -EINTR after a

@@ -78,6 +78,29 @@ CAID_TEST(packet, packets_stay_apart)
     cr_assert_eq(packet_recv(p.b, data, NULL, 0, NULL, MSG_DONTWAIT), -EAGAIN);
 }
 
+CAID_TEST(packet, what_is_there_comes_at_once)
+{
+    _cleanup_pair_ struct pair p = pair_new();
+    static uint8_t batch[PACKET_BATCH][PACKET_MAX];
+    ssize_t n[PACKET_BATCH];
+
+    cr_assert_eq(packet_recv_batch(p.b, batch, n), -EAGAIN);
+    for (char i = 0; i <= PACKET_BATCH; i++)
+        cr_assert_eq(packet_send(p.a, "012" + i, 1, NULL, 0, 0), 0);
+    cr_assert_eq(packet_recv_batch(p.b, batch, n), PACKET_BATCH);
+    for (char i = 0; i < PACKET_BATCH; i++) {
+        cr_assert_eq(n[(int)i], 1);
+        cr_assert_eq(batch[(int)i][0], '0' + i);
+    }
+    cr_assert_eq(packet_recv_batch(p.b, batch, n), 1);
+    cr_assert_eq(packet_recv_batch(p.b, batch, n), -EAGAIN);
+    send_fds(p.a, 1);
+    p.a = fd_close(p.a);
+    cr_assert_eq(packet_recv_batch(p.b, batch, n), PACKET_BATCH);
+    cr_assert_eq(n[0], -EMSGSIZE, "fds are not for such packets");
+    cr_assert_eq(n[1], 0);
+}
+
 CAID_TEST(packet, the_largest_packet)
 {
     _cleanup_pair_ struct pair p = pair_new();
