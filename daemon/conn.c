@@ -265,7 +265,7 @@ conn_exited(struct conn *c)
 static int
 watch(struct conn *c, struct peer *peer)
 {
-    int r = process_new(c, TAKE_FD(peer->pidfd), &c->process);
+    int r = peer->pidfd < 0 ? 0 : process_new(c, TAKE_FD(peer->pidfd), &c->process);
 
     if (r < 0)
         return r;

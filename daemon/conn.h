@@ -62,7 +62,8 @@ struct conn {
     struct flight_share flight;
 };
 
-/* Takes sock and peer's pidfd over, also on failure; starts to read. id: conns_next_id(sock). */
+/* Takes sock and peer's pidfd, if it has one, over, also on failure; starts to read. id:
+ * conns_next_id(sock). */
 int conn_new(struct conns *set, uint64_t id, int sock_consume, struct peer *peer,
              struct conn **ret);
 void conn_close(struct conn *c);

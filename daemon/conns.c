@@ -197,7 +197,7 @@ conns_lose_exited(struct conns *set)
 
     for (size_t i = 0; i < set->n_by_sock; i++) {
         struct conn *c = set->by_sock[i];
-        if (!c || !process_has_exited(c->process))
+        if (!c || !c->process || !process_has_exited(c->process))
             continue;
         c->exited = true;
         conn_lose(c, "process exited");

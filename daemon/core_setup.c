@@ -2,6 +2,7 @@
 #include "core_setup.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -64,6 +65,21 @@ core_settings(const struct config *config, uint32_t all_pages, uint32_t all_fds)
     };
 }
 
+/* As user_namespaces(7) has it where /proc/sys is out of sight. */
+static uid_t
+read_overflow_uid(void)
+{
+    FILE *f = fopen("/proc/sys/kernel/overflowuid", "re");
+    unsigned uid = 65534;
+
+    if (f) {
+        if (fscanf(f, "%u", &uid) != 1)
+            uid = 65534;
+        fclose(f);
+    }
+    return uid;
+}
+
 int
 core_setup(struct core **ret, const struct config *config, const struct gpu *gpu,
            uint32_t all_pages, uint32_t all_fds)
@@ -81,6 +97,7 @@ core_setup(struct core **ret, const struct config *config, const struct gpu *gpu
     c.driver_version = (uint64_t)gpu->drv->version;
     c.pid = getpid();
     c.uid = geteuid();
+    c.overflow_uid = read_overflow_uid();
     c.threads = worker_threads(gpu);
     c.devices = devices;
     c.n_devices = gpu->n_devices;

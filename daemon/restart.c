@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -168,16 +169,21 @@ take_block(struct restart *r, struct worker *worker, struct restore_block *block
 }
 
 /* One that has exited is not claimed. Of one that could not be kept it may be another process, for
- * whose end is waited then. */
+ * whose end is waited then. Where that has no pid here, nothing would tell of its exit, and what it
+ * had stays (I2): our own exit is waited for. */
 static int
 take_process(struct restart *r, struct conns *conns, struct restore_conn *conn)
 {
     uint32_t kept = conn->record->kept;
     int pidfd = kept_found(r->kept, kept);
     bool is_kept = pidfd >= 0;
+    pid_t pid = (pid_t)conn->record->pid;
 
+    if (!is_kept && !pid)
+        log_warning(
+            "a process in another pid namespace cannot be found again: what it had stays");
     if (!is_kept)
-        pidfd = (int)syscall(SYS_pidfd_open, conn->record->pid, 0);
+        pidfd = (int)syscall(SYS_pidfd_open, pid ? pid : getpid(), 0);
     if (pidfd < 0)
         return errno == ESRCH ? 0 : -errno;
     if (poll(&(struct pollfd){.fd = pidfd, .events = POLLIN}, 1, 0) > 0) {

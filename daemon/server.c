@@ -36,9 +36,12 @@
 #define GRACE_MS        5000 /* that the driver has before clients hear of it */
 #define NOTIFY_RETRY_MS 100
 #define REPLY_BUSY      2048 /* bytes of records in a reply to a greedy uid */
-#define LOG_WINDOW_MS   10000
-#define LOG_MAX_LINES   20 /* about clients' mistakes, in one window */
-#define LOG_MAX_BLOCKS  1  /* about blocks: a device that has failed takes none back any more */
+#define NEEDS_PEERPIDFD                                                                       \
+    "as this kernel cannot tell of its exit: run caid in the host's pid namespace, or Linux " \
+    "6.5 or later (caid(8), CONTAINERS)"
+#define LOG_WINDOW_MS  10000
+#define LOG_MAX_LINES  20 /* about clients' mistakes, in one window */
+#define LOG_MAX_BLOCKS 1  /* about blocks: a device that has failed takes none back any more */
 
 struct log_window {
     uint64_t since_ms;
@@ -295,12 +298,17 @@ on_overdue(uv_idle_t *idle)
 static void
 refuse(struct server *s, struct conn *c, const void *packet, size_t n)
 {
-    enum proto_error error = c->refused == -EAGAIN ? PROTO_ERR_NOT_READY : PROTO_ERR_LIMIT;
+    enum proto_error error = c->refused == -EAGAIN    ? PROTO_ERR_NOT_READY
+                             : c->refused == -ENOTSUP ? PROTO_ERR_UNSUPPORTED
+                                                      : PROTO_ERR_LIMIT;
     char reason[OPENING_REASON_MAX], text[OPENING_REASON_MAX + 64];
 
     if (c->refused == -EAGAIN) {
         opening_reason(&s->opening, reason, sizeof(reason));
         snprintf(text, sizeof(text), "caid is not ready, try again: %s", reason);
+    } else if (c->refused == -ENOTSUP) {
+        snprintf(text, sizeof(text),
+                 "a process in another pid namespace cannot be served, " NEEDS_PEERPIDFD);
     } else if (c->refused == -EMFILE) {
         snprintf(text, sizeof(text),
                  "uid %u: its share of the daemon's file descriptors is taken",
@@ -430,7 +438,7 @@ static const struct worker_ops worker_ops = {
 static bool
 is_refusal(int r)
 {
-    return r == -EDQUOT || r == -EMFILE || r == -EAGAIN;
+    return r == -EDQUOT || r == -EMFILE || r == -EAGAIN || r == -ENOTSUP;
 }
 
 static int
@@ -443,8 +451,13 @@ connect_core(struct server *s, uint64_t id, const struct peer *p)
                              .n_groups = p->n_groups};
     ssize_t n UNUSED =
         getrandom(peer.token, sizeof(peer.token), 0); /* whole, up to 256 bytes */
-    int r = s->core ? core_connect(s->core, id, &peer, clock_now_ns()) : -EAGAIN;
+    int r = p->pidfd < 0 ? p->pidfd
+            : s->core    ? core_connect(s->core, id, &peer, clock_now_ns())
+                         : -EAGAIN;
 
+    if (r == -ENOTSUP)
+        log_client(s, "uid %u: a process in another pid namespace is refused, " NEEDS_PEERPIDFD,
+                   (unsigned)p->uid);
     if (r == -EDQUOT)
         log_client(s, "uid %u has %u connections, as many as it may: pid %d is refused",
                    (unsigned)p->uid, s->setup.config->limits.connections, (int)p->pid);
@@ -480,10 +493,8 @@ take_up(struct server *s, int sock_consume)
 
     if (r < 0)
         return r;
-    if (peer.pidfd < 0)
-        return -ESRCH; /* has exited already */
     r = connect_core(s, id, &peer);
-    if (r < 0 && !is_refusal(r))
+    if (r < 0 && !is_refusal(r)) /* -ESRCH: has exited already */
         return r;
     return add_conn(s, id, TAKE_FD(sock), &peer, r);
 }

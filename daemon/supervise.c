@@ -175,11 +175,14 @@ static void
 reap(struct supervisor *s)
 {
     int status;
+    pid_t pid;
 
-    if (s->child == 0 || waitpid(s->child, &status, WNOHANG) != s->child)
-        return;
-    s->child = 0;
-    after(s, status);
+    /* As PID 1 of a container it is parent to whoever has lost theirs, too. */
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
+        if (pid == s->child) {
+            s->child = 0;
+            after(s, status);
+        }
 }
 
 static void

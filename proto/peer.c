@@ -56,8 +56,8 @@ read_groups(struct peer *p, int sock)
 static int
 open_pidfd(pid_t pid)
 {
-    long fd = syscall(SYS_pidfd_open, pid, 0);
-    return fd < 0 ? -errno : (int)fd;
+    long fd = pid ? syscall(SYS_pidfd_open, pid, 0) : -ENOTSUP;
+    return fd == -1 ? -errno : (int)fd;
 }
 
 static int
@@ -69,9 +69,9 @@ read_pidfd(struct peer *p, int sock)
 
     if (r == -ENOPROTOOPT)
         r = open_pidfd(p->pid);
-    if (r == -ESRCH || r == -EINVAL || r == -ENODATA) /* exited and reaped */
-        r = -1;
-    else if (r < 0)
+    if (r == -EINVAL || r == -ENODATA) /* exited and reaped, as ESRCH */
+        r = -ESRCH;
+    else if (r < 0 && r != -ESRCH && r != -ENOTSUP)
         return r;
     p->pidfd = r;
     return 0;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Who is at the other end of a socket, as the kernel says (SO_PEERCRED, SO_PEERGROUPS,
- * SO_PEERPIDFD; unix(7)): fixed at connect(2), never what the client claims.
+ * SO_PEERPIDFD; unix(7)): fixed at connect(2), never what the client claims. Users and groups that
+ * our user namespace does not map are the overflow ones (user_namespaces(7)).
  */
 #pragma once
 
@@ -12,10 +13,11 @@
 struct peer {
     uid_t uid;
     gid_t gid;
-    pid_t pid;
+    pid_t pid;     /* 0: in a pid namespace that ours does not contain */
     gid_t *groups; /* supplementary groups */
     size_t n_groups;
-    int pidfd; /* readable when the process has exited; -1 where it was gone already */
+    int pidfd; /* readable when the process has exited; -ESRCH: it was gone already; -ENOTSUP: pid
+                * is 0, and this kernel has no SO_PEERPIDFD */
 };
 
 /* -E2BIG: it has more than PEER_GROUPS_MAX groups. */

@@ -107,7 +107,10 @@ details_holders(struct table *table, const struct caid_details *d)
         const struct caid_holder *holder = &d->holders[i];
         _cleanup_free_ char *user = format_user(holder->uid);
         _cleanup_free_ char *use = holder_use(holder);
-        table_fact(table, "held by", "pid %" PRIu64 " of %s, %s%s%s%s%s%s", holder->pid, user,
+        _cleanup_free_ char *process =
+            holder->pid ? format_text("pid %" PRIu64, holder->pid)
+                        : format_text("%s", "a process in another pid namespace");
+        table_fact(table, "held by", "%s of %s, %s%s%s%s%s%s", process, user,
                    holder->readonly ? "r" : "rw", holder->client ? ", " : "",
                    holder->client ? holder->client : "",
                    holder->hung_up ? ", hung up and not exited" : "",

@@ -393,6 +393,7 @@ core_get_user(struct core *core, uid_t uid, gid_t gid, struct user **ret)
         return r;
     }
     user->pool->owner = user;
+    user->pool->is_none = uid && uid == core->config.overflow_uid;
     *ret = user;
     return 0;
 }

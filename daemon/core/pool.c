@@ -145,11 +145,13 @@ pool_may(const struct pool *pool, const struct conn *conn, int what)
 {
     int bits;
 
-    if (pool->leaving)
+    if (pool->leaving || pool->is_none)
         return false;
     if (conn->user->uid == 0)
         return true;
-    if (conn->user->uid == pool->uid)
+    if (conn->user->pool->is_none) /* it and its group may be anybody's */
+        bits = (int)pool->mode;
+    else if (conn->user->uid == pool->uid)
         bits = (int)(pool->mode >> 6);
     else if (conn_in_group(conn, pool->gid))
         bits = (int)(pool->mode >> 3);
@@ -182,8 +184,13 @@ pool_find(struct core *core, const struct conn *conn, struct msg_str name)
 }
 
 static int
-refuse_pool(struct refusal *r, struct msg_str name)
+refuse_pool(struct refusal *r, const struct conn *conn, struct msg_str name)
 {
+    if (!name.p && conn->user->pool->is_none)
+        return refuse(r, PROTO_ERR_PERMISSION,
+                      "uid %u stands for all users that are not mapped, and has no pool of its "
+                      "own: name another (caid(8), CONTAINERS)",
+                      (unsigned)conn->user->uid);
     return refuse(r, PROTO_ERR_NOT_FOUND, "no pool \"%.*s\"", STR_FMT(name));
 }
 
@@ -202,7 +209,7 @@ pool_find_readable(struct core *core, const struct conn *conn, struct msg_str na
                    struct pool **ret, struct refusal *r)
 {
     *ret = pool_find(core, conn, name);
-    return *ret && pool_may(*ret, conn, MAY_READ) ? 0 : refuse_pool(r, name);
+    return *ret && pool_may(*ret, conn, MAY_READ) ? 0 : refuse_pool(r, conn, name);
 }
 
 int
@@ -220,7 +227,7 @@ pool_find_writable(struct core *core, const struct conn *conn, struct msg_str na
     struct pool *pool = pool_find(core, conn, name);
 
     if (!pool || (!pool_may(pool, conn, MAY_WRITE) && !pool_may(pool, conn, MAY_READ)))
-        return refuse_pool(r, name);
+        return refuse_pool(r, conn, name);
     *ret = pool;
     return pool_check_writable(pool, conn, r);
 }

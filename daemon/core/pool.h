@@ -44,6 +44,7 @@ struct pool {
     mode_t mode;
     bool legacy; /* may have arrays of that kind */
     bool leaving;
+    bool is_none;                /* the overflow uid's: nobody may do anything in it */
     LIST_ENTRY(pool) of_leaving; /* core->leaving_pools */
     uint64_t quota;              /* bytes; 0: none */
     uint64_t used;               /* bytes of blocks in device memory */

@@ -205,8 +205,10 @@ get_pool(const struct restoring *to, uint32_t number)
     if (!found)
         return NULL;
     if ((*found)->is_own)
-        return core_get_user(to->core, (*found)->uid, (*found)->gid, &user) < 0 ? NULL
-                                                                                : user->pool;
+        return core_get_user(to->core, (*found)->uid, (*found)->gid, &user) < 0 ||
+                       user->pool->is_none
+                   ? NULL
+                   : user->pool;
     struct msg_str name = {(*found)->name, (*found)->n_name};
     pool = pool_find_from(to->core, name);
     return pool && !pool->owner && msg_str_eq(name, pool->name) ? pool : NULL;

@@ -110,11 +110,11 @@ struct core {
     bool behind;   /* the last event has left something to be done: core_tick() at once */
 };
 
-/* Root and whom the daemon runs as. */
+/* Root and whom the daemon runs as, unless that may be anybody. */
 static inline bool
 is_administrator(const struct core *core, const struct user *user)
 {
-    return user->uid == 0 || user->uid == core->config.uid;
+    return user->uid == 0 || (user->uid == core->config.uid && !user->pool->is_none);
 }
 
 /* A uid's, which has its own pool; gid: of that, where it is made. -ENOMEM. */

@@ -17,7 +17,7 @@ from conftest import needs, run, start
 import caid
 
 N = 1 << 20
-NOBODY = 65534
+SOMEBODY = 61234
 
 # What the producer's kernel writes at i, and so what the sum of all elements is.
 KERNEL = 'extern "C" __global__ void fill(float *x) {' \
@@ -159,7 +159,7 @@ def test_numpy_gets_no_pointer_to_device_memory(daemon, shared):
 def test_two_uids():
     """A uid's own pool is 0600: another uid is told the same as for a name that is not there.
     A configured pool that lets it read gives it the same memory."""
-    config = (f'[pool "models"]\nowner = 0\ngroup = {NOBODY}\nmode = 0640\n'
+    config = (f'[pool "models"]\nowner = 0\ngroup = {SOMEBODY}\nmode = 0640\n'
               '[pool "private"]\nowner = 0\nmode = 0600\n')
     with caid.LocalDaemon(config=config) as d, tempfile.TemporaryDirectory() as t:
         # The daemon's directory is closed to others on purpose; this one lets them through.
@@ -193,7 +193,7 @@ def test_two_uids():
                     with c.create("weights", (4,), "<f4") as mine:
                         print(mine.pool)
                     c.unlink("weights")
-            """, user=NOBODY, group=NOBODY, extra_groups=[])
-            assert out.split() == ["NotFoundError"] * 5 + ["AccessError", "True", f"uid:{NOBODY}"]
+            """, user=SOMEBODY, group=SOMEBODY, extra_groups=[])
+            assert out.split() == ["NotFoundError"] * 5 + ["AccessError", "True", f"uid:{SOMEBODY}"]
             for pool in (None, "models", "private"):
                 c.unlink("weights", pool=pool)

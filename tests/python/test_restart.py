@@ -1002,7 +1002,7 @@ def test_it_stays_small(restarts):
 # --- users --------------------------------------------------------------------------------------
 
 
-NOBODY = 65534
+SOMEBODY = 61234
 ASKS = """
 for ask in (client.open, client.unlink, client.show):
     try:
@@ -1024,7 +1024,7 @@ POOLS = '[pool "team"]\nmode = 0666\nowner = 1234\n[pool "other"]\nmode = 0666\n
 def pools(client):
     """Two of them; what is free in them is nobody's as long as the writer lives."""
     found = {p.name: p._replace(holes=0, largest=0) for p in client.pools()}
-    return [found["team"], found[f"uid:{NOBODY}"]]
+    return [found["team"], found[f"uid:{SOMEBODY}"]]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can take other uids")
@@ -1034,13 +1034,13 @@ def test_pools():
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.chmod(0o755)
         r = stack.enter_context(contextlib.closing(Restarts(folder, POOLS)))
-        them = dict(user=NOBODY, group=NOBODY, extra_groups=[])
+        them = dict(user=SOMEBODY, group=SOMEBODY, extra_groups=[])
         writer = Child("client = caid.Client()\n" + PUBLISHES, r.env, **them)
         stack.callback(writer.kill)
         writer.expect("published")
         with r.connect() as c:
             before = pools(c)
-        assert {(p.name, p.uid, p.mode) for p in before} == {("team", 1234, 0o666), (f"uid:{NOBODY}", NOBODY, 0o600)}
+        assert {(p.name, p.uid, p.mode) for p in before} == {("team", 1234, 0o666), (f"uid:{SOMEBODY}", SOMEBODY, 0o600)}
         r.end()
         r.config.write_text(POOLS[: POOLS.index("[pool \"other")])
         r.start()
@@ -1048,9 +1048,9 @@ def test_pools():
         with r.connect() as c:
             assert pools(c) == before
             assert {(e.pool, e.name, e.uid) for e in c.list(all=True)} == {
-                ("team", "x", NOBODY), (f"uid:{NOBODY}", "x", NOBODY)
+                ("team", "x", SOMEBODY), (f"uid:{SOMEBODY}", "x", SOMEBODY)
             }  # fmt: skip
-            assert {u.uid: u.names for u in c.users()}[NOBODY] == 2
+            assert {u.uid: u.names for u in c.users()}[SOMEBODY] == 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can take other uids")
@@ -1062,7 +1062,7 @@ def test_what_is_lost_is_told_to_those_who_might_have_it():
         with r.connect() as c:
             c.create("n", 4, memory="legacy").close()
         r.restart()
-        other = Child("client = caid.Client()\n" + ASKS, r.env, user=NOBODY, group=NOBODY, extra_groups=[])
+        other = Child("client = caid.Client()\n" + ASKS, r.env, user=SOMEBODY, group=SOMEBODY, extra_groups=[])
         stack.callback(other.kill)
         for answer in ["nothing"] * 3 + ["[]"]:
             other.expect(answer)
