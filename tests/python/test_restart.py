@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import textwrap
 import threading
+import time
 import warnings
 import weakref
 
@@ -398,6 +399,41 @@ def test_work_on_its_way_is_waited_for(enqueued):
         assert read(v) == 2
     with a.write(timeout=5):
         assert not c.show("x").entry.abandoned
+
+
+CLOSES = """
+from conftest import Held
+a = client.open("x", "rw")
+s = client.stream()
+held = Held(s)
+with a.write(s) as v:
+    v.copy_from_host(bytes([2, 0, 0, 0] * 4), stream=s)
+del v
+a.close()
+step("closed")
+held.gate.set()
+step("let go")
+"""
+
+
+def test_what_is_closed_is_kept_until_its_work_is_done(restarts, child):
+    """The daemon hears of a close, and that a block is forgotten, when the GPU is done with them, and not before a
+    restart that comes meanwhile."""
+    with restarts.connect() as c:
+        publish(c, "x", 1)
+    writer = child(CLOSES)
+    writer.expect("closed")
+    with restarts.connect() as c:
+        c.unlink("x")
+    restarts.restart()
+    with restarts.connect() as c:
+        for _ in range(3):
+            c.flush()
+            assert [holder.pid for a in c.unnamed() for holder in a.holders] == [writer.process.pid]
+            time.sleep(0.1)
+        writer.go()
+        writer.expect("let go")
+        wait_until(lambda: c.status().arrays == 0)
 
 
 @pytest.mark.parametrize("again", [False, True])
