@@ -13,6 +13,7 @@ struct grant {
     struct pool *pool;
     bool named;              /* says the arrays' names, which the client does not know */
     const struct array *set; /* whose member the next one is; NULL: it has a name of its own */
+    bool alone;              /* it is for one array, which has room however long what it says */
     bool full;               /* the next one does not fit */
     struct msg_array *arrays;
     struct lease **leases;

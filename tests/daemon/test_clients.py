@@ -276,7 +276,8 @@ def test_unread_fds_count_when_their_connection_has_ended(start):
         open_without_reading(last, names)
         wait_for(lambda: d.status()["leases"] >= 40 + 24, "leases")
         time.sleep(0.2)
-        assert d.status()["leases"] == 40 + 24  # the last packet waits, and nothing is read meanwhile
+        # The last packet waits, or the last two, and nothing is read meanwhile.
+        assert d.status()["leases"] in (40 + 24, 40 + 32)
         assert [count_all_fds(c) for c in clients] == [40] * len(clients)
         assert read_opens(last, 40) == 40
         wait_for(lambda: fd_count(d) == before - len(clients), "the end of their sockets")

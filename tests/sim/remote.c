@@ -6,6 +6,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include "base/packet.h"
 #include "peer.h"
 #include "sim.h"
 
@@ -308,8 +309,8 @@ WRAPPED(ssize_t, recv, int fd, void *data UNUSED, size_t n UNUSED, int flags)
 }
 
 /* Of a uid that reads its answers, each connection is heard about as often as the others. */
-WRAPPED(ssize_t, packet_recv_into, int sock, void *data, size_t room UNUSED,
-        int *ret_fds UNUSED, size_t max_fds UNUSED, size_t *ret_n_fds UNUSED, int flags UNUSED)
+static ssize_t
+receive(int sock, void *data)
 {
     struct remote *remote = remote_of(sock);
     struct user *user = remote->user;
@@ -330,6 +331,19 @@ WRAPPED(ssize_t, packet_recv_into, int sock, void *data, size_t room UNUSED,
     sim_note((uint64_t)sock << 32 | p->n);
     free(p);
     return n;
+}
+
+WRAPPED(int, packet_recv_batch, int sock, uint8_t data[PACKET_BATCH][PACKET_MAX],
+        ssize_t ret_n[PACKET_BATCH])
+{
+    int n = 0;
+
+    for (; n < PACKET_BATCH; n++) {
+        ret_n[n] = receive(sock, data[n]);
+        if (ret_n[n] < 0)
+            break;
+    }
+    return n ? n : (int)ret_n[0];
 }
 
 /* A uid leaves as much to the others as it has; and with what lies on connections that have ended,
