@@ -37,6 +37,7 @@ static const struct key config_keys[] = {
     KEY("daemon", "driver", driver, start.driver, "auto"),
     KEY("daemon", "log_level", level, log_level, "info"),
     KEY("daemon", "hello_timeout", duration, hello_timeout_ns, "2s"),
+    KEY("daemon", "machine_id", machine, start.machine_id, NULL),
     KEY("limits", "connections", count, limits.connections, "4096"),
     KEY("limits", "arrays", count, limits.arrays, "2000000"),
     KEY("limits", "names", count, limits.names, "1000000"),
@@ -75,6 +76,7 @@ static const struct {
 } variables[] = {
     {"CAID_SOCKET", "daemon", "socket"},
     {"CAID_CUDA_DRIVER", "daemon", "driver"},
+    {"CAID_MACHINE_ID", "daemon", "machine_id"},
     {"CAID_MAX_PENDING_DEALLOCS_COUNT", "memory", "max_pending_count"},
     {"CAID_MAX_PENDING_DEALLOCS_RATIO", "memory", "max_pending_ratio"},
 };
@@ -110,6 +112,7 @@ config_deinit(struct config *c)
     free(c->pools);
     free(c->start.socket);
     free(c->start.driver);
+    free(c->start.machine_id);
     *c = (struct config){0};
 }
 

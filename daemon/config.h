@@ -18,8 +18,9 @@ struct config {
     struct config_start { /* what a daemon that runs cannot change */
         char *socket;     /* NULL or empty: the usual places */
         mode_t socket_mode;
-        char *driver; /* "auto", "cuda", "soft" or a path */
-        int handoff;  /* enum core_handoff, or HANDOFF_AUTO of value.h */
+        char *driver;     /* "auto", "cuda", "soft" or a path */
+        int handoff;      /* enum core_handoff, or HANDOFF_AUTO of value.h */
+        char *machine_id; /* machine_id.h; NULL or empty: of the machine */
     } start;
 
     int log_level;

@@ -2,6 +2,7 @@
 #include "core_setup.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/macros.h"
+#include "machine_id.h"
 #include "worker.h"
 
 static void
@@ -82,7 +84,7 @@ read_overflow_uid(void)
 
 int
 core_setup(struct core **ret, const struct config *config, const struct gpu *gpu,
-           uint32_t all_pages, uint32_t all_fds)
+           const uint64_t id[2], uint32_t all_pages, uint32_t all_fds)
 {
     _cleanup_free_ struct core_device *devices = calloc(gpu->n_devices, sizeof(*devices));
     struct core_config c = core_settings(config, all_pages, all_fds);
@@ -98,6 +100,8 @@ core_setup(struct core **ret, const struct config *config, const struct gpu *gpu
     c.pid = getpid();
     c.uid = geteuid();
     c.overflow_uid = read_overflow_uid();
+    machine_id_get(config->start.machine_id, c.machine_id);
+    snprintf(c.daemon_id, sizeof(c.daemon_id), "%016" PRIx64 "%016" PRIx64, id[0], id[1]);
     c.threads = worker_threads(gpu);
     c.devices = devices;
     c.n_devices = gpu->n_devices;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -64,11 +65,13 @@ file_close(struct journal_file *file)
 }
 
 static int
-file_make(struct journal_file *file, uint64_t restarts)
+file_make(struct journal_file *file, const struct restart *r)
 {
     int rc;
 
-    *file = (struct journal_file){.journal = {.grow = grow, .restarts = restarts},
+    *file = (struct journal_file){.journal = {.grow = grow,
+                                              .restarts = r->n_restarts,
+                                              .id = {r->id[0], r->id[1]}},
                                   .fd = memfd_create("caid-journal", MFD_CLOEXEC)};
     rc = file->fd < 0 ? -errno : journal_init(&file->journal);
     if (rc < 0)
@@ -106,12 +109,18 @@ restart_open(struct restart *r)
 {
     int rc;
 
+    if (getrandom(r->id, sizeof(r->id), 0) < 0) {
+        log_error("no random bytes for the daemon's id: %s", strerror(errno));
+        return -errno;
+    }
     r->old.fd = kept_claim(r->kept, JOURNAL);
     if (r->old.fd < 0)
         return 0;
     rc = file_open(&r->old);
     if (rc == 0) {
         r->n_restarts = r->old.journal.restarts + 1;
+        if (r->old.journal.id[0]) /* else of a version that had none */
+            memcpy(r->id, r->old.journal.id, sizeof(r->id));
         rc = restore_read(&r->restore, &r->old.journal);
     }
     if (rc == -EPROTO) {
@@ -229,7 +238,7 @@ static int
 start_journal(struct restart *r, struct core *core)
 {
     struct journal_file *file = &r->files[0];
-    int rc = file_make(file, r->n_restarts);
+    int rc = file_make(file, r);
 
     if (rc < 0)
         return rc;
@@ -299,7 +308,7 @@ begin_renewal(struct restart *r, struct core *core)
 {
     struct journal_file *next = &r->files[!r->turn];
 
-    if (file_make(next, r->n_restarts) < 0) {
+    if (file_make(next, r) < 0) {
         r->large *= 2; /* later, then */
         return;
     }

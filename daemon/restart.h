@@ -39,6 +39,7 @@ struct restart {
     struct restore restore;
     uint64_t n_lost;     /* arrays */
     uint64_t n_restarts; /* daemons that were before this one */
+    uint64_t id[2];      /* random: theirs, and this one's */
 };
 
 /* kept: borrowed. */

@@ -859,7 +859,8 @@ make_core(struct server *s)
     int r = worker_init(&s->worker, &s->loop, setup->gpu, setup->kept, &worker_ops, s);
 
     if (r == 0)
-        r = core_setup(&s->core, setup->config, setup->gpu, s->pages.max, fds_shared());
+        r = core_setup(&s->core, setup->config, setup->gpu, s->restart.id, s->pages.max,
+                       fds_shared());
     if (r == 0) {
         core_set_figures(s->core, on_figures, s);
         core_set_boottime(s->core, clock_boot_ns());

@@ -275,6 +275,19 @@ const struct value_type value_socket = {parse_socket, print_string,
                                         "a socket's path, which has at most 107 bytes"};
 
 static int
+parse_machine(const char *text, void *ret_field)
+{
+    size_t n = strlen(text);
+
+    return n == 0 || (n == 32 && strspn(text, "0123456789abcdef") == n)
+               ? parse_string(text, ret_field)
+               : -EINVAL;
+}
+
+const struct value_type value_machine = {parse_machine, print_string,
+                                         "32 hexadecimal digits, in lower case"};
+
+static int
 parse_driver(const char *text, void *ret_field)
 {
     bool is_word = strcmp(text, "auto") == 0 || strcmp(text, "cuda") == 0 ||

@@ -25,6 +25,7 @@ extern const struct value_type value_file_mode; /* mode_t, octal up to 0777 */
 extern const struct value_type value_pool_mode; /* mode_t, octal, r and w bits */
 extern const struct value_type value_socket;    /* char *, owned: a path, or empty */
 extern const struct value_type value_driver;    /* char *, owned: of drv_open(), or empty */
+extern const struct value_type value_machine;   /* char *, owned: 32 hex digits, or empty */
 extern const struct value_type value_level;     /* int, enum log_level */
 extern const struct value_type value_handoff;   /* int, enum core_handoff or HANDOFF_AUTO */
 extern const struct value_type value_user;      /* uid_t, by name or number */

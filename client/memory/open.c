@@ -255,7 +255,8 @@ caid_array_take(struct caid_client *client, struct caid_array **ret,
         return r;
     memcpy(words, ticket, sizeof(words));
     struct msg_take_params params = {.ticket = {.v = words, .n = ARRAY_SIZE(words)},
-                                     .mode = MSG_STR(opts.mode)};
+                                     .mode = MSG_STR(opts.mode),
+                                     .keep = opts.keep};
     return open_unnamed(client, MSG_TAKE, &params, is_readonly(&opts), opts.device_uuid, ret,
                         error);
 }

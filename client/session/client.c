@@ -348,6 +348,8 @@ status_fill(struct caid_status *s, const struct caid_client *client,
     text_copy(s->driver_path, sizeof(s->driver_path), m->driver_path);
     memcpy(s->socket, client->socket, sizeof(s->socket));
     memcpy(s->pool, client->pool, sizeof(s->pool));
+    memcpy(s->machine_id, client->machine_id, sizeof(s->machine_id));
+    memcpy(s->daemon_id, client->daemon_id, sizeof(s->daemon_id));
     s->driver_version = m->driver_version;
     s->pid = m->pid;
     s->uptime_ns = m->uptime_ns;

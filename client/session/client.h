@@ -62,6 +62,7 @@ struct caid_client {
     /* Set while connecting, fixed from then on. */
     char socket[108];
     char pool[72];
+    char machine_id[33], daemon_id[33]; /* "": an old daemon */
     char name[PROTO_CLIENT_MAX + 1];
     uint32_t open_max; /* names in one open request */
     size_t packet_max; /* bytes that the daemon takes */

@@ -40,6 +40,8 @@ static const struct field status_fields[] = {
     FIELD(U64, caid_status, restarts, "restarts"),
     FIELD(U64, caid_status, journal_bytes, "journal_bytes"),
     FIELD(BOOL, caid_status, draining, "draining"),
+    FIELD(CHARS, caid_status, machine_id, "machine_id"),
+    FIELD(CHARS, caid_status, daemon_id, "daemon_id"),
     {0},
 };
 

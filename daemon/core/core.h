@@ -110,7 +110,8 @@ struct core_config {
     pid_t pid;
     uid_t uid;          /* that the daemon runs as: it may see what every uid is charged */
     uid_t overflow_uid; /* of whoever our user namespace does not map; 0: nobody is that */
-    uint64_t hello_timeout_ns; /* a connection without HELLO is closed after it */
+    char machine_id[33], daemon_id[33]; /* hexadecimal: hello_result */
+    uint64_t hello_timeout_ns;          /* a connection without HELLO is closed after it */
     struct core_limits limits;
     struct core_totals totals;
     struct core_memory memory;

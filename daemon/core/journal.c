@@ -15,6 +15,7 @@ struct header {
     uint32_t version, start;
     _Atomic uint64_t committed; /* bytes, from the header on */
     uint64_t restarts;
+    uint64_t id[2];
 };
 
 struct head { /* of a record */
@@ -110,7 +111,8 @@ journal_init(struct journal *journal)
         return -ENOMEM;
     *header_of(journal) = (struct header){.version = JOURNAL_VERSION,
                                           .start = JOURNAL_START,
-                                          .restarts = journal->restarts};
+                                          .restarts = journal->restarts,
+                                          .id = {journal->id[0], journal->id[1]}};
     memcpy(header_of(journal)->magic, magic, sizeof(magic));
     journal->at = JOURNAL_START;
     journal_commit(journal);
@@ -176,6 +178,7 @@ journal_open(struct journal *journal)
         return -EPROTO;
     journal->at = header->committed;
     journal->restarts = header->restarts;
+    memcpy(journal->id, header->id, sizeof(journal->id));
     return 0;
 }
 

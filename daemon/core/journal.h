@@ -3,7 +3,7 @@
  * A journal: records one after the other in memory that outlives the process which writes them, for
  * the next one to read. Pure: it knows bytes, and neither files nor what records mean.
  *
- *   header    magic, version of the format, how far it is whole, and how many were before it
+ *   header    magic, version of the format, how far it is whole, how many were before it, whose
  *   records   checksum (CRC-32C), bytes, type; a mark; then the payload, padded to 8 bytes
  *
  * What was appended counts from journal_commit() on, all of it at once: a process that is killed
@@ -30,12 +30,13 @@ struct journal {
     size_t size;
     size_t at;         /* where the next record goes */
     uint64_t restarts; /* how many were written before it, each by another process */
+    uint64_t id[2];    /* random: the same in all of these */
     /* Makes room for so many bytes in all, and sets bytes and size; < 0: it cannot. */
     int (*grow)(struct journal *journal, size_t size);
     bool full; /* it could not: what it says is not true any more, and nobody may rely on it */
 };
 
-/* An empty one, which says `restarts`. -ENOMEM: too small. */
+/* An empty one, which says `restarts` and `id`. -ENOMEM: too small. */
 int journal_init(struct journal *journal);
 /* One that another process has written, to be read: journal->at is where it ends. -EPROTO: it is
  * none, -ENOTSUP: of a newer format; it is left as it is. */

@@ -119,6 +119,8 @@ HANDLER(on_hello)
         .open_max = PROTO_OPEN_MAX,
         .token = {.v = conn->resumes ? conn->token : NULL, .n = conn->resumes ? 2 : 0},
         .resumed = conn->returned,
+        .machine_id = MSG_STR(core->config.machine_id),
+        .daemon_id = MSG_STR(core->config.daemon_id),
     };
     send_result(core, conn, id, MSG_HELLO, &result, NULL, 0);
     return 0;

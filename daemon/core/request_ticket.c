@@ -51,6 +51,19 @@ take_check(struct core *core, struct conn *conn, const struct msg_take_params *p
     return 0;
 }
 
+/* Asked again, it is as it was. */
+static void
+take_end(struct core *core, struct conn *conn, uint32_t id, struct ticket *ticket)
+{
+    done_put(core, conn,
+             &(struct done){.ticket = {ticket->secret[0], ticket->secret[1]},
+                            .array = ticket->lease->array->id,
+                            .request = id,
+                            .method = MSG_TAKE,
+                            .readonly = ticket->lease->readonly});
+    lease_free(core, ticket->lease);
+}
+
 HANDLER(on_take)
 {
     const struct msg_take_params *p = params;
@@ -70,13 +83,8 @@ HANDLER(on_take)
     if (rc)
         return rc;
     assert(grant.n_arrays == 1); /* one has room, however long what it says */
-    done_put(core, conn,
-             &(struct done){.ticket = {p->ticket.v[0], p->ticket.v[1]},
-                            .array = array->id,
-                            .request = id,
-                            .method = MSG_TAKE,
-                            .readonly = ticket->lease->readonly});
-    lease_free(core, ticket->lease);
+    if (!p->keep)
+        take_end(core, conn, id, ticket);
     grant_send(core, conn, id, MSG_TAKE, &grant);
     return 0;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A ticket: 128 random bits of the sender's, by which whoever knows them takes an array over, once.
+ * A ticket: 128 random bits of the sender's, by which whoever knows them takes an array over, once,
+ * or leases it and leaves the ticket to others.
  * Until then, or until the sender's connection ends, a lease of the sender's keeps the array; the
  * ticket is part of that lease, which maps nothing. Both outlive the core with that connection. The
  * bits are shown to nobody.

@@ -57,7 +57,8 @@ py_client_take(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     const uint8_t *bytes;
     PyObject *ticket;
 
-    if (PY_ARGS(self->state, "take", PY_ARG(ticket), PY_MODE(options), PY_ON(options)) < 0)
+    if (PY_ARGS(self->state, "take", PY_ARG(ticket), PY_MODE(options), PY_ON(options),
+                PY_ARG(options.keep)) < 0)
         return NULL;
     if (!PyBytes_Check(ticket) || PyBytes_GET_SIZE(ticket) != CAID_TICKET_SIZE)
         return PyErr_Format(PyExc_TypeError, "a ticket is %d bytes", CAID_TICKET_SIZE);

@@ -71,7 +71,8 @@ static const struct py_field status_fields[] = {
     F(blocks),         F(arrays),    F(names),         F(leases),       F(jobs),
     F(release_errors), F(watches),   F(pending),       F(contexts),     F(brackets),
     F(pages),          F(timelines), F(turn_cpu_ns),   F(turn_wall_ns), F(keeper),
-    F(kept),           F(restarts),  F(journal_bytes), F(draining),     {0},
+    F(kept),           F(restarts),  F(journal_bytes), F(draining),     F(machine_id),
+    F(daemon_id),      {0},
 };
 
 #undef F

@@ -27,7 +27,7 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from ._daemon import LocalDaemon
 
-from . import _caid, _deprecated, _errors, _helpers, _pickle, _records  # noqa: F401
+from . import _caid, _deprecated, _errors, _helpers, _records  # noqa: F401
 from ._arena import Allocation, Arena
 from ._array import Array
 from ._bracket import Bracket
@@ -39,6 +39,7 @@ from ._errors import *  # noqa: F403
 from ._events import Event
 from ._helpers import *  # noqa: F403
 from ._records import *  # noqa: F403
+from ._reference import Reference
 from ._set import Reservation, Set
 from ._streams import Stream
 from ._strict import strict_device
@@ -88,6 +89,7 @@ __all__ = [
     "Client",
     "Event",
     "LocalDaemon",
+    "Reference",
     "Reservation",
     "Set",
     "Stream",

@@ -255,7 +255,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
 
     def _own(self, x, stream=None):
         """A lease on what lies in the arena as an array of its own, without a name."""
-        return self._client._take(self._send(x, stream), "rw", None)
+        return self._client._take(self._send(x, stream), "rw", None, False)
 
     def _publish(self, name, part, metadata):
         element = part.element

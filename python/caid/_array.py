@@ -222,9 +222,9 @@ class Array(OfProcess, Closing):
     # --- other processes --------------------------------------------------------------------
 
     def __reduce__(self):
-        from . import _pickle
+        from . import _reference
 
-        return _pickle.by_name(self)
+        return _reference.by_name(self)
 
     def __copy__(self, _memo=None):
         raise TypeError("a caid.Array is not copied so: view() looks at the same elements")

@@ -124,12 +124,24 @@ class Client(_queries.Queries, Closing):
 
     Attributes
     ----------
+    machine_id, daemon_id : str
+        32 hexadecimal digits each: the same for all clients of the daemon, whatever containers they are
+        in. Two daemons of a machine have one machine id and an id each, which it keeps when it is started
+        anew with what it had. They say what a :class:`caid.Reference` can reach, and permit nothing.
     on_reconnect : callable, optional
         ``on_reconnect(client)`` is called, by a thread of its own, when the client has come back to a
         daemon. Arrays that it has not got back are a LostWarning before that.
     """
 
-    __slots__ = ("_address", "_driver", "_socket", "on_reconnect", "__weakref__")
+    __slots__ = (
+        "_address",
+        "_driver",
+        "_socket",
+        "machine_id",
+        "daemon_id",
+        "on_reconnect",
+        "__weakref__",
+    )
 
     def __init__(
         self,
@@ -155,6 +167,7 @@ class Client(_queries.Queries, Closing):
         try:  # asked now: arrays are used after the daemon's death, too
             status = self.status()
             daemons, self._socket = status.driver, os.path.abspath(status.socket)
+            self.machine_id, self.daemon_id = status.machine_id, status.daemon_id
             self._driver = driver or os.environ.get("CAID_CUDA_DRIVER") or daemons
             self._host_accessible = daemons == "soft" and not _strict.is_asked()
         except BaseException:

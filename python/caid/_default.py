@@ -57,6 +57,15 @@ def client_of(socket: str) -> Client:
     return _client_at(socket)
 
 
+def client_at(daemon_id: str) -> Client:
+    """A client of this process's at that daemon, where the process has one of its own or has been sent
+    arrays from there; else default_client()."""
+    for (pid, _), client in list(_daemons.items()):
+        if pid == os.getpid() and client.daemon_id == daemon_id and _is_alive(client):
+            return client
+    return default_client()
+
+
 def _client_at(socket):
     key = os.getpid(), socket
     with _locks.setdefault(os.getpid(), threading.Lock()):

@@ -179,6 +179,8 @@ class Status(NamedTuple):
     restarts: int  #: daemons that have left the keeper their arrays before this one
     journal_bytes: int  #: of the record of what outlives it
     draining: bool  #: no array is made any more, since somebody has called ``caidctl drain``
+    machine_id: str  #: that the daemon runs on: 32 hexadecimal digits, see :class:`caid.Reference`
+    daemon_id: str  #: the same of the daemon, and of those that were before it
 
 
 class Pool(NamedTuple):

@@ -251,7 +251,7 @@ opened(struct model *m, const struct m_request *r, const struct h_reply *reply)
         EXPECT(m, m->arrays[says].generation == reply->arrays[i].generation,
                "another generation");
         lease_add(m, &m->slots[r->slot], reply->arrays[i].lease, array, r->readonly);
-        if (r->method == MSG_TAKE)
+        if (r->method == MSG_TAKE && !r->keeps)
             model_granted(m, r, reply->arrays[i].lease, array);
     }
 }

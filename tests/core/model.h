@@ -129,6 +129,7 @@ struct m_request {
     uint32_t may_fail;   /* bits: with these errors */
     bool must_fail;
     bool readonly;  /* what it opens */
+    bool keeps;     /* the ticket by which it does */
     bool was_ghost; /* the name that it creates */
 };
 

@@ -96,11 +96,14 @@ step_take(struct model *m, int s)
     else
         r->label = m->spent[model_random(m, M_TICKETS)];
     r->readonly = model_random(m, 2);
+    r->keeps = model_random(m, 2);
     expect_take(m, slot, find(m, r->label), r);
     const uint64_t words[] = {r->label, 1};
     struct msg_take_params params = {.ticket = {words, 2},
-                                     .mode = MSG_STR(r->readonly ? "r" : "rw")};
-    model_note(m, "slot %d: take %llu, %s", s, (unsigned long long)r->label, params.mode.p);
+                                     .mode = MSG_STR(r->readonly ? "r" : "rw"),
+                                     .keep = r->keeps};
+    model_note(m, "slot %d: take %llu, %s%s", s, (unsigned long long)r->label, params.mode.p,
+               r->keeps ? ", and keep it" : "");
     h_request(&m->h, slot->conn, MSG_TAKE, &params);
 }
 
@@ -124,7 +127,8 @@ model_ticket_add(struct model *m, const struct m_request *r, int array, bool rea
 void
 model_taken(struct model *m, const struct m_request *r)
 {
-    drop(m, find(m, r->label));
+    if (!r->keeps)
+        drop(m, find(m, r->label));
 }
 
 void

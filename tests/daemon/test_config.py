@@ -16,6 +16,7 @@ socket_mode = 0666
 driver = auto
 log_level = info
 hello_timeout = 2s
+machine_id =
 [limits]
 connections = 4096
 arrays = 2000000
@@ -94,6 +95,7 @@ def test_values(check):
     driver = /opt/lib/libcuda.so.1
     log_level = debug
     hello_timeout = 1500ms
+    machine_id = 0123456789abcdef0123456789abcdef
     [limits]
     connections = 1
     names = 4294967295
@@ -132,6 +134,7 @@ def test_values(check):
         "driver = /opt/lib/libcuda.so.1",
         "log_level = debug",
         "hello_timeout = 1500ms",
+        "machine_id = 0123456789abcdef0123456789abcdef",
         "connections = 1",
         "names = 4294967295",
         "brackets = 10\npages = 11\n",
@@ -162,6 +165,8 @@ def test_values(check):
         ("daemon", "hello_timeout = 0s"),
         ("daemon", "hello_timeout = 61m"),
         ("daemon", "hello_timeout = 2 s"),
+        ("daemon", "machine_id = 0123456789abcdef"),
+        ("daemon", "machine_id = " + 32 * "A"),
         ("daemon", "hello_timeout = 99999999999999999999s"),
         ("limits", "connections = 0"),
         ("limits", "connections = -1"),

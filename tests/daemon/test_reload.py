@@ -169,6 +169,7 @@ def test_permission_is_asked_at_the_next_open():
         ("daemon", "socket", "(none)", "/run/x.sock"),
         ("daemon", "socket_mode", "0666", "0600"),
         ("daemon", "driver", "soft", "/opt/libcuda.so"),
+        ("daemon", "machine_id", "(none)", "0123456789abcdef" * 2),
         ("handoff", "mode", "auto", "host"),
     ],
 )

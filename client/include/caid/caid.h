@@ -181,6 +181,9 @@ struct caid_status {
     uint64_t restarts;      /* daemons that have left the keeper their arrays before this one */
     uint64_t journal_bytes; /* of the record of what outlives it */
     bool draining;          /* no array is made any more: caid_drain() */
+    /* 32 hexadecimal digits each: the machine that the daemon runs on, and all daemons, one after
+     * the other, that have these arrays. */
+    char machine_id[33], daemon_id[33];
 };
 
 int caid_client_status(struct caid_client *client, struct caid_status *ret,
@@ -260,6 +263,7 @@ struct caid_open_options {
      * NULL: the array's own device, or, where this process does not see that one
      * (CUDA_VISIBLE_DEVICES), the first that it sees. */
     const char *device_uuid;
+    bool keep; /* caid_array_take(): the ticket stays, for others */
 };
 
 int caid_array_open(struct caid_client *client, struct caid_array **ret, const char *name,
@@ -375,7 +379,8 @@ int caid_set_open_many(struct caid_array *set, struct caid_array **ret_arrays,
 #define CAID_TICKET_SIZE 16 /* bytes */
 
 /* Makes a ticket for the array: random bytes by which one process takes it over, once, in the mode
- * in which it is open here or for reading. The ticket keeps the array until then, or until this
+ * in which it is open here or for reading; those who take it with `keep` leave it to others, whom
+ * its maker ends by taking it, too. The ticket keeps the array until it is taken, or until this
  * client is closed, and is charged as a lease. Waits for no work: that is for brackets. */
 int caid_array_send(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
                     struct caid_error *error);

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reference: where an array is, for who cannot be given its memory; and how arrays are pickled, which
+is by one: by name through any pickle, by a ticket through multiprocessing's, which is for one receiver,
+and keeps the memory until that has it."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TYPE_CHECKING, Any, Literal
+
+from . import _arena, _array, _bracket, _cai, _default, _geometry, _imports, _pending, _typestr
+from ._array import Array
+from ._errors import (
+    AbandonedError,
+    DeadlockError,
+    Error,
+    NoDaemonError,
+    NotFoundError,
+    TimedOutError,
+    corrupt,
+    not_found,
+)
+from ._errors import closed as closed_error
+from ._handles import Closing
+
+if TYPE_CHECKING:
+    import numpy
+
+    from ._client import Client
+
+_ELSEWHERE = "its memory is of this process alone; copy it to an array of a client's"
+_NAMELESS = (
+    "it has no name, and who unpickles it could be anybody, or nobody; publish it, send it by "
+    "multiprocessing (a Queue, a Pipe, a Pool), or send a caid.Reference"
+)
+
+
+class Reference(Closing):
+    """Where an array is: what is sent in its place to who is on the same machine, and need not be.
+
+    Any pickle sends it. It is small, and tells shape and type where the array cannot be opened, too. One
+    that arrives grants nothing that its reader does not have: it is opened at a daemon that this process
+    has connected to by itself, which asks for the pool's permission, and for a ticket if there is no name.
+
+    Parameters
+    ----------
+    x : Array, or any object in memory of an Arena
+        Of CuPy, PyTorch, …: it has a ``__cuda_array_interface__``, or is an Allocation.
+    keep : bool
+        Whether the reference keeps the array, by a ticket that any number of receivers may use, until
+        it is closed or collected, or its client is closed. It is charged as a lease. What is made of it by
+        pickling keeps nothing. Else it tells the name, and is good as long as that shows this array.
+
+    Raises
+    ------
+    TypeError
+        The memory is no daemon's; it has no name, and is not to be kept.
+    LimitError, QuotaError
+        The user has as many leases as there may be.
+
+    Attributes
+    ----------
+    machine_id, daemon_id : str
+        Of the daemon, as :attr:`caid.Client.machine_id` and `daemon_id`.
+    pool, name : str or None
+    generation : int
+        Of the name.
+    mode : {"r", "rw"}
+        In which the array was open.
+    shape, strides : tuple of int
+    """
+
+    __slots__ = (
+        "machine_id",
+        "daemon_id",
+        "pool",
+        "name",
+        "generation",
+        "mode",
+        "shape",
+        "strides",
+        "_told",
+        "_start",
+        "_ticket",
+        "_once",
+        "_follows",
+        "_kept",
+    )
+
+    machine_id: str
+    daemon_id: str
+    pool: str | None
+    name: str | None
+    generation: int
+    mode: Literal["r", "rw"]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    _told: tuple  # of the type: what element_of() takes
+    _start: int | None  # bytes from the array that is opened to this one, a part of it; None: the same
+    _ticket: bytes | None
+    _once: bool  # the ticket is for one
+    _follows: bool  # who opens it comes after work that is under way
+    _kept: list  # what its maker has: (the client, a view of the array); empty: given up
+
+    def __new__(cls, x: Any, *, keep: bool = True) -> Reference:
+        if not keep:
+            return _by_name(x)
+        x = x if isinstance(x, (Array, _arena.Allocation)) else _cai.as_array(x, sync=False)
+        ticket, client = _ticket_of(x)
+        kept = [(client, x.view() if isinstance(x, Array) else x)]
+        return _made(*_told(x, client, ticket, False), kept=kept)
+
+    @property
+    def typestr(self) -> str:
+        """str: type of the elements, as :attr:`caid.Array.typestr`."""
+        return self._element.typestr
+
+    @property
+    def dtype(self) -> numpy.dtype[Any]:
+        """numpy.dtype: type of the elements, as :attr:`caid.Array.dtype`. Needs NumPy."""
+        return _typestr.to_numpy(self._element)
+
+    @property
+    def nbytes(self) -> int:
+        """int: bytes of the elements."""
+        return _geometry.size(self.shape) * self._element.itemsize
+
+    @property
+    def _element(self):
+        return _typestr.element_of(*self._told)
+
+    def here(self, client: Client | None = None) -> bool:
+        """Whether the array is at the daemon of this client, or of one that this process has: then it
+        can be opened without a copy, as long as it is there, by who may. Asks nobody."""
+        try:
+            return self._is_at(client or _default.client_at(self.daemon_id))
+        except NoDaemonError:
+            return False
+
+    def open(self, client: Client | None = None, mode: Literal["r", "rw"] | None = None) -> Array:
+        """Opens the array. What is done with it comes after the work on it that its sender knew of.
+
+        Parameters
+        ----------
+        client : Client, optional
+            Without it, one of this process's that is at that daemon: the default one, or one that arrays
+            have come by.
+        mode : {"r", "rw"}, optional
+            Without it, the sender's.
+
+        Raises
+        ------
+        NotFoundError
+            The array is at another daemon: it has to be sent by value. It is not there any more, or
+            somebody else has taken it, or the caller may not see its pool.
+        StaleError, AccessError, ReadOnlyError
+            The name shows another one; the caller may not write the pool; it was sent "r".
+        NoDaemonError
+            Nobody listens at this process's socket.
+        """
+        client = client or _default.client_at(self.daemon_id)
+        if not self._is_at(client):
+            raise not_found(
+                f"{self!r} is on machine {self.machine_id or 'unknown'}; {client!r} is at daemon "
+                f"{client.daemon_id} of machine {client.machine_id}: it has to be sent by value"
+            )
+        array = self._open(client, mode or self.mode)
+        try:
+            if self._follows:  # what is done here comes after its sender's work, or who writes now
+                with _bracket.of_array(array, False, _pending.own_stream(array._memory), None):
+                    pass
+            return array if self._start is None else self._part_of(array)
+        except BaseException:
+            array.close()
+            raise
+
+    def _is_at(self, client):
+        return (self.machine_id, self.daemon_id) == (client.machine_id, client.daemon_id)
+
+    def _open(self, client, mode):
+        if self._ticket is not None:
+            try:
+                return _array.of_lease(client._take(self._ticket, mode, None, not self._once))
+            except NotFoundError:
+                if self.name is None:
+                    raise
+        if self.name is None:
+            raise corrupt("a reference without a name or a ticket")
+        return client.open(self.name, mode, pool=self.pool, generation=self.generation)
+
+    def _part_of(self, whole):
+        memory, element, start = whole._memory, self._element, self._start
+        shape, strides = _geometry.dims("shape", self.shape), _geometry.dims("strides", self.strides)
+        _, room = _geometry.extent(whole.shape, whole.strides, whole.itemsize)
+        low, high = _geometry.extent(shape, strides, element.itemsize)
+        inside = low == high or 0 <= start + low <= start + high <= room
+        if not inside or min(shape, default=0) < 0 or len(shape) != len(strides):
+            raise corrupt(f"a part of {whole._label} that is not within its {room} bytes")
+        layout = whole._layout._replace(
+            ptr=memory.ptr + start, shape=shape, strides=strides, element=element
+        )
+        part = _array.make(memory.share(), layout, root=False)
+        whole.close()
+        return part
+
+    # --- what its maker has -----------------------------------------------------------------
+
+    def close(self) -> None:
+        """Keeps the array no longer: nobody can open it by this reference any more, unless its name shows
+        it. Idempotent; does nothing to one that has arrived."""
+        try:
+            client, view = (self._kept or []).pop()
+        except IndexError:
+            return
+        with contextlib.suppress(Error):  # it has ended with its client
+            if self._ticket is not None:
+                client._take(self._ticket, "r", None, False).close()
+        view.close()
+
+    def __del__(self, _warn=warnings.warn):
+        if getattr(self, "_kept", None):
+            if self._kept[0][0]._live:
+                _warn(f"unclosed {self!r}", ResourceWarning, source=self)
+            self.close()
+
+    def __reduce__(self):
+        if self._kept == []:
+            raise closed_error(f"{self!r} is closed")
+        state = [getattr(self, slot) for slot in _SENT]
+        if self._kept:
+            state[-1] = isinstance(self._kept[0][1], Array) and _follows(self._kept[0][1])
+        return _arrived, tuple(state)
+
+    def __repr__(self):
+        name = "" if self.name is None else f" {self.name!r}"
+        typestr = self._told[0]
+        return f"<caid.Reference{name} {self.shape} {typestr!r} at daemon {self.daemon_id or 'unknown'}>"
+
+
+_SENT = Reference.__slots__[:-1]
+
+
+def _made(*sent, kept=None):
+    reference = object.__new__(Reference)
+    for slot, value in zip(_SENT, sent):
+        setattr(reference, slot, value)
+    reference._kept = kept
+    return reference
+
+
+def _arrived(*sent):
+    return _made(*sent)
+
+
+# --- making them ----------------------------------------------------------------------------
+
+
+def by_name(array: Any) -> tuple:
+    """What ``pickle`` sends: where the name is. Whoever unpickles it opens that generation."""
+    reference = _by_name(array)
+    return _open_at, (array._memory.client._socket, reference)
+
+
+def by_ticket(x: Any) -> tuple:
+    """What multiprocessing sends; of an Allocation, too, which arrives as an array of bytes."""
+    ticket, client = _ticket_of(x)
+    return _open_at, (client._socket, _made(*_told(x, client, ticket, True)))
+
+
+def _open_at(socket, reference):
+    """Which of this user's daemons it is, the sender's socket says; Reference.open() asks nobody."""
+    return reference.open(_default.client_of(socket))
+
+
+def _by_name(array):
+    array._check()
+    memory = array._memory
+    if memory.pool is None or memory.name is None:
+        why = _ELSEWHERE if memory.pool is None else _NAMELESS
+        raise TypeError(f"a caid.Array cannot be pickled: {why}")
+    return _made(*_told(array, memory.client, None, True))
+
+
+def _ticket_of(x):
+    """(ticket, the client whose it is)."""
+    if isinstance(x, Array):
+        x._check()
+        if x._memory.pool is not None:
+            return x._memory.send(), x._memory.client
+    arena = _arena.holding(x.ptr)
+    if arena is None:
+        raise TypeError(f"a caid.{type(x).__name__} cannot be sent: {_ELSEWHERE}")
+    return arena._send(x), arena._client
+
+
+def _told(x, client, ticket, once):
+    """What a reference says of an array, or of an Allocation."""
+    if not isinstance(x, Array):
+        part = "rw", (x.nbytes,), (1,), ("|u1", 1, None), None
+        return client.machine_id, client.daemon_id, None, None, 0, *part, ticket, once, False
+    memory, layout = x._memory, x._layout
+    of_client = memory.pool is not None
+    mode, element = "r" if layout.readonly else "rw", layout.element
+    start = layout.ptr - memory.ptr if of_client and not x._root else None
+    part = mode, layout.shape, layout.strides, (element.told, element.itemsize, element.descr), start
+    name = (memory.pool, memory.name, memory.generation) if of_client else (None, None, 0)
+    follows = ticket is not None and _follows(x)
+    return client.machine_id, client.daemon_id, *name, *part, ticket, once, follows
+
+
+def _follows(array):
+    """Whether work on the array is under way that the receiver is to come after: then a bracket around
+    nothing stands for it. Of an arena's array its ticket has seen to that. It is waited for here where
+    others are in brackets, and where the array is abandoned, which such a bracket would hide."""
+    memory = array._memory
+    if memory.pool is None:
+        return False
+    array._note_stream()
+    stream = _pending.to_follow(memory)
+    if stream is None or memory.readonly:
+        return stream is not None  # who has it "r" follows a writer, whose fence the daemon knows
+    try:
+        for write in False, True:
+            with _bracket.of_array(array, write, stream, 0):
+                pass
+        return True
+    except (AbandonedError, DeadlockError, TimedOutError):
+        array.synchronize()
+        return False
+
+
+def _register(reduction):
+    reduction.ForkingPickler.register(Array, by_ticket)
+    reduction.ForkingPickler.register(_arena.Allocation, by_ticket)
+
+
+_imports.when_imported("multiprocessing.reduction", _register)

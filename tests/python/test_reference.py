@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""References: what is sent in place of an array, and opened where it is."""
+
+import contextlib
+import hashlib
+import hmac
+import pathlib
+import pickle
+import uuid
+
+import caid
+import numpy
+import pytest
+from caid import _default
+from conftest import n_leases, wait_until
+from restarts import Restarts
+
+APP_ID = bytes.fromhex("5f0c7e3a91d44b628e17c26d30a9f548")
+MACHINES = "1" * 32, "2" * 32
+
+
+@pytest.fixture
+def filled(client):
+    with client.empty((3, 4), "<i4") as a:
+        a.copy_from_host(numpy.arange(12, dtype="<i4").reshape(3, 4))
+        yield a
+
+
+def received(reference):
+    return pickle.loads(pickle.dumps(reference))
+
+
+def values(reference, client):
+    with reference.open(client) as a:
+        return a.copy_to_host().tolist()
+
+
+def test_any_number_opens_it_and_its_maker_ends_it(client, other, filled):
+    with caid.Reference(filled[::-1, 1::2]) as reference:
+        got = received(received(reference))
+        assert (got.shape, got.strides, got.dtype, got.nbytes) == ((3, 2), (-16, 8), "<i4", 24)
+        assert (got.name, got.mode, got.daemon_id) == (None, "rw", client.daemon_id)
+        with got.open(other) as a, got.open(client) as b, got.open(other, "r") as c:
+            assert c.readonly and not a.readonly and not b.readonly
+            a[0, 0] = 100
+            assert b.copy_to_host().tolist() == c.copy_to_host().tolist() == [[100, 11], [5, 7], [1, 3]]
+    assert got.here(other)  # whether it is still there, it does not ask
+    with pytest.raises(caid.NotFoundError, match="sender has ended"):
+        got.open(other)
+    with pytest.raises(caid.ClosedError):
+        pickle.dumps(reference)
+    reference.close()
+
+
+def test_it_keeps_the_array(client, other):
+    with client.full(4, 7, "<i8") as a:
+        reference = caid.Reference(a)
+    got = received(reference)
+    assert values(got, other) == [7] * 4
+    (kept,) = other.unnamed()
+    assert True in [holder.sent for holder in kept.holders]
+    with pytest.warns(ResourceWarning, match="unclosed <caid.Reference"):
+        del reference
+    wait_until(lambda: n_leases(other) + n_leases(client) == 0)
+    with pytest.raises(caid.NotFoundError):
+        got.open(other)
+
+
+def test_by_name_it_keeps_nothing(client, other):
+    with client.create("x", 4, "<i8") as a:
+        reference = received(caid.Reference(a[1:], keep=False))
+        a.copy_from_host(numpy.arange(4))
+        assert (reference.name, reference.generation) == ("x", a.generation)
+    assert values(reference, other) == [1, 2, 3]
+    client.unlink("x")
+    wait_until(lambda: client.status().arrays == 0)  # until then its generation can be opened
+    with pytest.raises((caid.NotFoundError, caid.StaleError)):
+        reference.open(other)
+    with client.empty(4, "<i8") as a, pytest.raises(TypeError, match="no name"):
+        caid.Reference(a, keep=False)
+
+
+def test_what_lies_in_an_arena(client, other, arena):
+    x = arena.allocate(32)
+    a = caid.from_cuda_array_interface({**x.__cuda_array_interface__, "shape": (4,), "typestr": "<i8"}, x)
+    a.copy_from_host(numpy.arange(4))
+    with caid.Reference(a[::2]) as of_array, caid.Reference(x) as of_bytes:
+        assert values(received(of_array), other) == [0, 2]
+        assert len(values(received(of_bytes), other)) == 32
+        a.close()
+        del a, x
+        assert values(received(of_array), other) == [0, 2]
+    with pytest.raises(TypeError, match="this process alone"):
+        with client.empty(4, "<i8", memory="managed") as managed:
+            caid.Reference(managed)
+
+
+def test_what_was_opened_r_is_not_written(client, other):
+    client.create("x", 4, "<i8").close()
+    with client.open("x") as a, caid.Reference(a) as reference:
+        got = received(reference)
+        assert got.mode == "r"
+        with pytest.raises(caid.AccessError):
+            got.open(other, "rw")
+    got._ticket = None  # forged, it grants no more than the name does
+    got.mode = "rw"
+    got.open(other).close()
+    client.unlink("x")
+
+
+def test_ids(tmp_path):
+    """Of two daemons that stand for two machines; without a setting it is systemd's hash."""
+    with contextlib.ExitStack() as stack:
+        daemons = [stack.enter_context(caid.LocalDaemon(env={"CAID_MACHINE_ID": m})) for m in MACHINES]
+        a, b = (stack.enter_context(d.connect()) for d in daemons)
+        assert [a.machine_id, b.machine_id] == [*MACHINES] and a.status().daemon_id == a.daemon_id
+        assert a.daemon_id != b.daemon_id and len(bytes.fromhex(a.daemon_id)) == 16
+        x = stack.enter_context(a.empty(4, "<i8"))
+        got = received(stack.enter_context(caid.Reference(x)))
+        assert got.here(a) and not got.here(b)
+        with pytest.raises(caid.NotFoundError, match=f"machine {MACHINES[0]}.*{MACHINES[1]}.*by value"):
+            got.open(b)
+
+
+def expected_machine_id():
+    try:
+        key = bytes.fromhex(pathlib.Path("/etc/machine-id").read_text().strip())
+    except (OSError, ValueError):
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
+    digest = bytearray(hmac.digest(key, APP_ID, hashlib.sha256)[:16])
+    digest[6], digest[8] = digest[6] & 0x0F | 0x40, digest[8] & 0x3F | 0x80
+    return digest.hex()
+
+
+def test_the_machine_id_is_hashed(client):
+    """As sd_id128_get_machine_app_specific(3) has it."""
+    assert client.machine_id == expected_machine_id()
+
+
+def test_no_client_is_found_by_what_arrives(client, daemon, monkeypatch):
+    """This process's own socket counts."""
+    with client.full(4, 3, "<i8") as a, caid.Reference(a) as reference:
+        got = received(reference)
+        monkeypatch.setenv("CAID_SOCKET", f"/nowhere/{uuid.uuid4()}")
+        assert not got.here()
+        with pytest.raises(caid.NoDaemonError):
+            got.open()
+        monkeypatch.setenv("CAID_SOCKET", client._socket)
+        assert got.here()
+        with got.open() as b:
+            assert b.copy_to_host().tolist() == [3] * 4
+        _default.default_client().close()
+
+
+def test_it_outlives_the_daemon(tmp_path):
+    with contextlib.closing(Restarts(tmp_path)) as r, r.connect() as c, r.connect() as d:
+        with c.full(4, 5, "<i8") as a, caid.Reference(a) as reference:
+            got = received(reference)
+            assert values(got, d) == [5] * 4
+            r.restart()
+            assert values(got, d) == [5] * 4
+            with r.connect() as anew:
+                assert anew.daemon_id == c.daemon_id and values(got, anew) == [5] * 4
+        with pytest.raises(caid.NotFoundError):
+            got.open(d)
+
+
+def test_it_ends_with_its_makers_process(client, child):
+    maker = child(
+        """
+        import pickle
+        a = caid.connect().full(4, 9, "<i8")
+        r = caid.Reference(a)
+        step(pickle.dumps(r).hex())
+        """
+    )
+    got = pickle.loads(bytes.fromhex(maker.process.stdout.readline()))
+    assert values(got, client) == [9] * 4
+    maker.kill()
+    wait_until(lambda: n_leases(client) == 0)
+    with pytest.raises(caid.NotFoundError):
+        got.open(client)
