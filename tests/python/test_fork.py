@@ -48,7 +48,7 @@ STAYS = {
         __array__ __bool__ __copy__ __deepcopy__ __enter__ __len__ __repr__ access alloc_size closed device dtype flags generation
         is_c_contiguous is_f_contiguous itemsize mapped_ordinal memory metadata name nbytes ndim pool readonly
         shape size strides typestr uid created""",
-    caid.Client: "__enter__ __repr__ closed host_accessible on_reconnect",
+    caid.Client: "__enter__ __repr__ closed daemon_id host_accessible machine_id on_reconnect",
     caid.Stream: "__enter__ __eq__ __hash__ __repr__ closed device",
     caid.Event: "__repr__ closed device",
     caid.Timeline: "__enter__ __repr__ closed name pool",
