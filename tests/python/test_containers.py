@@ -88,6 +88,7 @@ for line in ("done", "again"):
     with given.write(stream) as v:
         (value,) = set(v.copy_to_host(stream=stream).tolist())
         v.copy_from_host(bytes([value + 1] * 100), stream=stream)
+    stream.synchronize()
     step(line)
 """
 
