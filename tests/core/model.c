@@ -55,7 +55,8 @@ model_find(struct model *m, int pool, int name)
     return i == M_NONE ? NULL : &m->arrays[i];
 }
 
-/* A part that lingers keeps its whole, and an array its companion: those may be there as long. */
+/* A part that lingers keeps its whole, and an array its companion: those may be there as long. So
+ * may what a client has that is not back yet. */
 void
 model_settle(struct model *m, struct m_array *array)
 {
@@ -75,7 +76,7 @@ model_settle(struct model *m, struct m_array *array)
         struct m_array *companion = &m->arrays[array->companion];
         companion->keeper = M_NONE;
         companion->fenced |= array->fenced;
-        companion->was_kept |= array->fenced;
+        companion->was_kept |= array->fenced || m->returning;
         model_settle(m, companion);
     }
     for (int k = 0; k < M_KEYS && array->is_set; k++) {

@@ -229,8 +229,8 @@ list_all(struct model *m, int s, struct lists *lists)
     end_brackets(m, s, lists);
 }
 
-static bool
-is_lost(const struct m_slot *slot, enum msg_method method)
+bool
+model_is_lost(const struct m_slot *slot, enum msg_method method)
 {
     return slot->granted.is_lost && slot->granted.method == method;
 }
@@ -240,7 +240,7 @@ undo_create(struct model *m, struct m_slot *slot)
 {
     const struct m_array *array = &m->arrays[slot->granted.array];
 
-    if (!is_lost(slot, MSG_CREATE))
+    if (!model_is_lost(slot, MSG_CREATE))
         return;
     slot->granted.is_lost = false;
     if (array->name != M_NONE && array->generation == slot->granted.generation)
@@ -258,8 +258,10 @@ resume(struct model *m, int s, struct lists *l, bool done)
                                         .pages = {l->v[PAGES], l->n[PAGES]},
                                         .parts = {l->v[PARTS], l->n[PARTS]},
                                         .ended = {l->v[ENDED], l->n[ENDED]},
-                                        .repeats = {&request, done && is_lost(slot, MSG_TAKE)},
-                                        .undo = {&request, done && is_lost(slot, MSG_CREATE)},
+                                        .repeats = {&request,
+                                                    done && model_is_lost(slot, MSG_TAKE)},
+                                        .undo = {&request,
+                                                 done && model_is_lost(slot, MSG_CREATE)},
                                         .deferring = done ? (uint64_t)slot->deferring : 0,
                                         .done = done};
     const struct h_reply *reply = h_request(&m->h, slot->conn, MSG_RESUME, &p);
@@ -404,7 +406,7 @@ model_take_given_up(struct model *m, struct m_slot *slot)
 {
     struct m_array *array = &m->arrays[slot->granted.array];
 
-    if (!is_lost(slot, MSG_TAKE))
+    if (!model_is_lost(slot, MSG_TAKE))
         return;
     slot->granted.is_lost = false;
     array->n_leases--;
@@ -433,7 +435,7 @@ take_again(struct model *m, struct m_slot *slot)
     struct m_array *array = &m->arrays[slot->granted.array];
     const struct h_reply *reply;
 
-    if (!is_lost(slot, MSG_TAKE))
+    if (!model_is_lost(slot, MSG_TAKE))
         return;
     reply = repeat_take(m, slot);
     if (reply->error) {

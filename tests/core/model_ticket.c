@@ -69,6 +69,24 @@ step_send(struct model *m, int s)
     h_request(&m->h, slot->conn, MSG_SEND, &params);
 }
 
+/* Who has taken it, and has not heard so: until it asks again, the ticket may be there. */
+static struct m_slot *
+unheard(struct model *m, uint64_t secret)
+{
+    for (int s = 0; s < M_SLOTS; s++)
+        if (model_is_lost(&m->slots[s], MSG_TAKE) && m->slots[s].granted.secret == secret)
+            return &m->slots[s];
+    return NULL;
+}
+
+/* As of a ticket that may be there, "r" perhaps, or not. */
+static void
+expect_unheard(struct model *m, const struct m_slot *taker, struct m_request *r)
+{
+    r->may_fail = ERR_LIMITS | ERR(NOT_FOUND) | ERR(PERMISSION);
+    r->pool = m->arrays[taker->granted.array].pool;
+}
+
 static void
 expect_take(struct model *m, const struct m_slot *slot, const struct m_ticket *ticket,
             struct m_request *r)
@@ -97,7 +115,12 @@ step_take(struct model *m, int s)
         r->label = m->spent[model_random(m, M_TICKETS)];
     r->readonly = model_random(m, 2);
     r->keeps = model_random(m, 2);
-    expect_take(m, slot, find(m, r->label), r);
+    const struct m_ticket *ticket = find(m, r->label);
+    const struct m_slot *taker = ticket ? NULL : unheard(m, r->label);
+    if (taker)
+        expect_unheard(m, taker, r);
+    else
+        expect_take(m, slot, ticket, r);
     const uint64_t words[] = {r->label, 1};
     struct msg_take_params params = {.ticket = {words, 2},
                                      .mode = MSG_STR(r->readonly ? "r" : "rw"),
@@ -127,8 +150,12 @@ model_ticket_add(struct model *m, const struct m_request *r, int array, bool rea
 void
 model_taken(struct model *m, const struct m_request *r)
 {
-    if (!r->keeps)
-        drop(m, find(m, r->label));
+    struct m_ticket *ticket = find(m, r->label);
+
+    if (ticket && !r->keeps)
+        drop(m, ticket);
+    else if (!ticket && !r->keeps)
+        model_take_given_up(m, unheard(m, r->label));
 }
 
 void
