@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "reload.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -36,13 +37,64 @@ keep_pools(struct reload *r)
     return error;
 }
 
-/* Pools of one that the other one has not. */
-static void
-log_pools(const struct config *of, const struct config *other, const char *what)
+#define SETTINGS_MAX 128
+
+static const char *
+settings(char buf[static SETTINGS_MAX], const struct core_pool_config *pool, const char *none)
 {
-    for (size_t i = 0; i < of->n_pools; i++)
-        if (!config_find_pool(other, of->pools[i].name))
-            log_info("[pool \"%s\"] is %s", of->pools[i].name, what);
+    int n = 0;
+
+    if (!pool)
+        return none;
+    if (pool->uid != (uid_t)-1)
+        n = snprintf(buf, SETTINGS_MAX, "uid %u, gid %u, ", (unsigned)pool->uid,
+                     (unsigned)pool->gid);
+    snprintf(buf + n, SETTINGS_MAX - (size_t)n, "mode %04o, quota %" PRIu64 "%s",
+             (unsigned)pool->mode, pool->quota, pool->legacy ? ", legacy" : "");
+    return buf;
+}
+
+/* Who may do what. One of them may be NULL: there was, or is, no such pool. */
+static void
+log_pool(struct reload *r, const struct core_pool_config *now,
+         const struct core_pool_config *old)
+{
+    const char *name = now ? now->name : old->name;
+    const char *is = settings((char[SETTINGS_MAX]){0}, now, "removed");
+    const char *was = settings((char[SETTINGS_MAX]){0}, old, "not there");
+    const struct log_field fields[] = {{"MESSAGE_ID", "cec1a159892f4ced96043150e8ca191f"},
+                                       {"CAID_POOL", name},
+                                       {NULL, NULL}};
+
+    if (strcmp(is, was) &&
+        log_admits(&r->about_pools, uv_now(r->news.loop), AUDIT_LINES, "pools"))
+        log_write_fields(LOG_LEVEL_NOTICE, fields, "[pool \"%s\"] is %s%s; it was %s", name,
+                         old ? "" : "new: ", is, was);
+}
+
+/* Each uid's own, as one. */
+static struct core_pool_config
+user_pools(const struct config *c)
+{
+    return (struct core_pool_config){.name = "uid:*",
+                                     .uid = (uid_t)-1,
+                                     .gid = (gid_t)-1,
+                                     .mode = c->user_mode,
+                                     .quota = c->user_quota,
+                                     .legacy = c->user_legacy};
+}
+
+static void
+log_pools(struct reload *r, const struct config *now, const struct config *old)
+{
+    const struct core_pool_config is = user_pools(now), was = user_pools(old);
+
+    log_pool(r, &is, &was);
+    for (size_t i = 0; i < now->n_pools; i++)
+        log_pool(r, &now->pools[i], config_find_pool(old, now->pools[i].name));
+    for (size_t i = 0; i < old->n_pools; i++)
+        if (!config_find_pool(now, old->pools[i].name))
+            log_pool(r, NULL, &old->pools[i]);
 }
 
 static int
@@ -59,8 +111,7 @@ take_over(struct reload *r)
         return error;
     }
     config_exchange(r->config, &r->next);
-    log_pools(r->config, &r->next, "new");
-    log_pools(&r->next, r->config, "removed");
+    log_pools(r, r->config, &r->next);
     log_info("the settings are read anew");
     return 0;
 }

@@ -13,6 +13,7 @@
 
 #include <uv.h>
 
+#include "audit.h"
 #include "config.h"
 #include "core.h"
 
@@ -23,6 +24,7 @@ struct reload {
     uint32_t all_pages, all_fds;             /* as for core_setup() */
     void (*done)(void *userdata, int error); /* on the loop; error: nothing has changed */
     void *userdata;
+    struct log_window about_pools;
     bool running;
     struct config next;
     int r; /* of its loading */

@@ -12,6 +12,7 @@
 #include <uv.h>
 
 #include "arrivals.h"
+#include "audit.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/macros.h"
@@ -39,14 +40,8 @@
 #define NEEDS_PEERPIDFD                                                                       \
     "as this kernel cannot tell of its exit: run caid in the host's pid namespace, or Linux " \
     "6.5 or later (caid(8), CONTAINERS)"
-#define LOG_WINDOW_MS  10000
-#define LOG_MAX_LINES  20 /* about clients' mistakes, in one window */
+#define LOG_MAX_LINES  20 /* about clients' mistakes that have no uid, in one window */
 #define LOG_MAX_BLOCKS 1  /* about blocks: a device that has failed takes none back any more */
-
-struct log_window {
-    uint64_t since_ms;
-    uint32_t n; /* lines, also those that were left out */
-};
 
 struct server {
     struct server_setup setup;
@@ -68,6 +63,7 @@ struct server {
     struct boot_timer expiry_timer;
     uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
     uv_signal_t sigterm, sigint, sighup;
+    struct audit audit;
     struct log_window about_clients, about_blocks;
     int presence;         /* clients that come back see us by it */
     uint64_t deadline_ns; /* that deadline_timer, or what is overdue, is set to */
@@ -82,23 +78,14 @@ struct server {
 
 /* ---- the log ---- */
 
-/* Whether one more line fits: clients must not be able to fill the log. */
-static bool
-log_admits(struct server *s, struct log_window *window, uint32_t max, const char *about)
-{
-    uint64_t now_ms = uv_now(&s->loop);
-
-    if (now_ms - window->since_ms >= LOG_WINDOW_MS) {
-        if (window->n > max)
-            log_notice("%u more lines about %s were left out", window->n - max, about);
-        *window = (struct log_window){.since_ms = now_ms};
-    }
-    return window->n++ < max;
-}
-
-#define log_client(s, ...)                                                                  \
-    (log_admits(s, &(s)->about_clients, LOG_MAX_LINES, "clients") ? log_notice(__VA_ARGS__) \
-                                                                  : (void)0)
+#define audit_client(s, of, client, ...)                                                      \
+    audit_log(&(s)->audit, uv_now(&(s)->loop),                                                \
+              &(struct core_audit){.kind = (of), .pid = (client)->pid, .uid = (client)->uid}, \
+              __VA_ARGS__)
+#define log_client(s, ...)                                                         \
+    (log_admits(&(s)->about_clients, uv_now(&(s)->loop), LOG_MAX_LINES, "clients") \
+         ? log_notice(__VA_ARGS__)                                                 \
+         : (void)0)
 
 /* ---- the core's actions ---- */
 
@@ -122,8 +109,7 @@ close_action(struct server *s, const struct core_action *a)
 
     if (!c)
         return;
-    log_client(s, "pid %d, uid %u is disconnected: %s", (int)c->pid, (unsigned)c->uid,
-               a->reason);
+    audit_client(s, AUDIT_CLIENT, c, "is disconnected: %s", a->reason);
     conn_discard_input(c);
     conn_lose(c, a->reason);
 }
@@ -215,6 +201,9 @@ carry_out(struct server *s, const struct core_action *a)
     case CORE_PAGE_SEAL: page_seal_action(s, a); break;
     case CORE_PAGE_KILL: page_kill_action(s, a); break;
     case CORE_PAGE_FREE: page_free_action(s, a); break;
+    case CORE_AUDIT:
+        audit_log(&s->audit, uv_now(&s->loop), a->audit, "%s", a->audit->text);
+        break;
     }
 }
 
@@ -410,7 +399,7 @@ on_release_done(void *userdata, uint64_t job, int error, int cuda, const char *t
 {
     struct server *s = userdata;
 
-    if (error < 0 && log_admits(s, &s->about_blocks, LOG_MAX_BLOCKS, "blocks"))
+    if (error < 0 && log_admits(&s->about_blocks, uv_now(&s->loop), LOG_MAX_BLOCKS, "blocks"))
         log_error("a block is written off, since the driver failed to take it back: %s", text);
     core_set_time(s->core, conns_charge(&s->conns, NULL));
     core_release_done(s->core, job, error, cuda, text);
@@ -456,14 +445,15 @@ connect_core(struct server *s, uint64_t id, const struct peer *p)
                          : -EAGAIN;
 
     if (r == -ENOTSUP)
-        log_client(s, "uid %u: a process in another pid namespace is refused, " NEEDS_PEERPIDFD,
-                   (unsigned)p->uid);
+        audit_client(s, AUDIT_CLIENT, p,
+                     "is refused: it is in another pid namespace, " NEEDS_PEERPIDFD);
     if (r == -EDQUOT)
-        log_client(s, "uid %u has %u connections, as many as it may: pid %d is refused",
-                   (unsigned)p->uid, s->setup.config->limits.connections, (int)p->pid);
+        audit_client(s, AUDIT_LIMIT, p,
+                     "is refused: the uid has %u connections, as many as it may",
+                     s->setup.config->limits.connections);
     if (r == -EMFILE)
-        log_client(s, "uid %u has its share of file descriptors: pid %d is refused",
-                   (unsigned)p->uid, (int)p->pid);
+        audit_client(s, AUDIT_LIMIT, p,
+                     "is refused: the uid has its share of file descriptors");
     return r;
 }
 
@@ -977,6 +967,7 @@ server_free(struct server *s)
         return NULL;
     reload_deinit(&s->reload);
     arrivals_deinit(&s->arrivals);
+    audit_end(&s->audit);
     conns_lose_all(&s->conns, "the daemon does not start");
     uv_walk(&s->loop, close_handle, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);

@@ -281,6 +281,23 @@ enum core_action_type {
     CORE_PAGE_SEAL, /* its owner has mapped it: nobody else shall write (F_SEAL_FUTURE_WRITE) */
     CORE_PAGE_KILL, /* timeline_kill() all slots and wake who waits: maybe not for the last time */
     CORE_PAGE_FREE, /* the same, and unmap and close it */
+    CORE_AUDIT,     /* for the log, and of no other consequence */
+};
+
+enum core_audit_kind {
+    AUDIT_REPLACE, /* the name of what another uid created is another array's now */
+    AUDIT_REMOVE,  /* or nobody's, now or in some time */
+    AUDIT_LIMIT,   /* a refusal by a quota or limit */
+    AUDIT_CLIENT,  /* one that is hung up */
+};
+
+struct core_audit {
+    enum core_audit_kind kind;
+    uint32_t n_lost; /* before it, for which there was no memory */
+    pid_t pid;       /* 0: in another pid namespace */
+    uid_t uid;
+    char creator[12], pool[PROTO_POOL_MAX + 1], name[PROTO_NAME_MAX + 1]; /* "": none */
+    char text[768];                                                       /* for people */
 };
 
 struct core_action {
@@ -304,6 +321,8 @@ struct core_action {
     int fd;              /* RELEASE */
 
     uint64_t page; /* PAGE_* */
+
+    const struct core_audit *audit; /* AUDIT */
 };
 
 /* Takes the next action out; false when there is none. Strings live until the next call. */

@@ -266,17 +266,20 @@ pool_check(const struct core *core, const struct pool *pool, enum core_kind kind
            uint64_t bytes, struct refusal *r)
 {
     uint64_t left = UINT64_MAX;
+    int rc = 0;
 
     if (pool->quota)
         left = pool->used < pool->quota ? pool->quota - pool->used : 0;
     if (kind != KIND_PINNED && bytes > left)
-        return refuse(r, PROTO_ERR_QUOTA,
-                      "pool \"%s\": quota of %s exceeded by %s (caidctl show --pool=%s)",
-                      pool->name, SIZE_TEXT(pool->quota), SIZE_TEXT(bytes - left), pool->name);
-    if (pool->n_blocks >= core->config.blocks)
-        return refuse(r, PROTO_ERR_LIMIT, "pool \"%s\": limit of %u blocks reached", pool->name,
-                      core->config.blocks);
-    return 0;
+        rc = refuse(r, PROTO_ERR_QUOTA,
+                    "pool \"%s\": quota of %s exceeded by %s (caidctl show --pool=%s)",
+                    pool->name, SIZE_TEXT(pool->quota), SIZE_TEXT(bytes - left), pool->name);
+    else if (pool->n_blocks >= core->config.blocks)
+        rc = refuse(r, PROTO_ERR_LIMIT, "pool \"%s\": limit of %u blocks reached", pool->name,
+                    core->config.blocks);
+    if (rc)
+        snprintf(r->pool, sizeof(r->pool), "%s", pool->name);
+    return rc;
 }
 
 /* A key for the tree only: the array is not written through it. */

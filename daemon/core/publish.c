@@ -2,6 +2,7 @@
 #include "publish.h"
 
 #include "array.h"
+#include "audit.h"
 #include "lost.h"
 #include "set.h"
 #include "settle.h"
@@ -146,7 +147,7 @@ name_is_free(const struct array *old, bool new, struct refusal *r)
 }
 
 int
-array_publish(struct core *core, struct array *array, struct user *user,
+array_publish(struct core *core, struct array *array, const struct conn *conn,
               const struct publish_request *req, struct refusal *r)
 {
     struct array *old = pool_find_array(array->pool, req->name);
@@ -156,11 +157,15 @@ array_publish(struct core *core, struct array *array, struct user *user,
     if (rc == 0)
         rc = set_check_name(array, req->name, r);
     if (rc == 0)
-        rc = publication_init(&p, array, user, req, r);
+        rc = publication_init(&p, array, conn->user, req, r);
     if (rc == 0)
         rc = publication_charge(array, old, r);
     if (rc)
         return rc;
+    if (old && old != array)
+        audit_name(core, conn, AUDIT_REPLACE, "replaces", old);
+    if (array->named && old != array)
+        audit_name(core, conn, AUDIT_REMOVE, "moves", array);
     publication_commit(core, &p, array, old, req);
     return 0;
 }

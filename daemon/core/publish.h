@@ -7,8 +7,8 @@
 #include "refusal.h"
 
 struct array;
+struct conn;
 struct core;
-struct user;
 
 /* Takes the array's name away and tells watchers. The array may be gone afterwards. */
 void array_unlink(struct core *core, struct array *array);
@@ -24,7 +24,7 @@ struct publish_request {
 };
 
 /* Puts the array, which somebody holds or which has a name, under a name of its pool, in place of
- * what has it now; its old name goes. The bytes of texts are charged to `user`. -ENOMEM or REFUSED:
- * nothing has changed. */
-int array_publish(struct core *core, struct array *array, struct user *user,
+ * what has it now; its old name goes. The bytes of texts are charged to conn's user. -ENOMEM or
+ * REFUSED: nothing has changed. */
+int array_publish(struct core *core, struct array *array, const struct conn *conn,
                   const struct publish_request *req, struct refusal *r);

@@ -18,6 +18,7 @@
 struct refusal {
     enum proto_error code;
     int32_t cuda;
+    char pool[PROTO_POOL_MAX + 1]; /* whose quota it is; "": no pool's */
     char text[512];
 };
 

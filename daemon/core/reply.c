@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "reply.h"
 
+#include "audit.h"
 #include "state.h"
 
 struct room
@@ -84,6 +85,7 @@ send_result(struct core *core, struct conn *conn, uint32_t request, enum msg_met
 void
 send_refusal(struct core *core, struct conn *conn, uint32_t request, const struct refusal *r)
 {
+    audit_refusal(core, conn, r);
     if (msg_encode_error(&core->buf, request, r->code, r->text, r->cuda) < 0)
         conn_end(core, conn, "out of memory");
     else

@@ -3,6 +3,7 @@
  * unlink, rename, expire, list, show, unnamed.
  */
 #include "array.h"
+#include "audit.h"
 #include "device.h"
 #include "lost.h"
 #include "publish.h"
@@ -71,6 +72,7 @@ HANDLER(on_unlink)
     } else {
         if (name_find_own(core, conn, params, &array, r))
             return REFUSED;
+        audit_name(core, conn, AUDIT_REMOVE, "unlinks", array);
         array_unlink(core, array);
     }
     done_note(core, conn, id, MSG_UNLINK, 0, 0);
@@ -88,7 +90,7 @@ HANDLER(on_rename)
 
     if (name_find_own(core, conn, &from, &array, r) || name_check(p->to, r))
         return REFUSED;
-    int rc = array_publish(core, array, conn->user, &req, r);
+    int rc = array_publish(core, array, conn, &req, r);
     if (rc)
         return rc;
     done_note(core, conn, id, MSG_RENAME, array->generation, 0);
@@ -114,6 +116,7 @@ HANDLER(on_expire)
     rc = p->ttl_ns ? expiry_new(&expiry, conn->user, p->ttl_ns, r) : 0;
     if (rc)
         return rc;
+    audit_name(core, conn, AUDIT_REMOVE, "sets a time to live for", array);
     expiry_set(core, array, expiry);
     persist_array(array);
     send_result(core, conn, id, MSG_EXPIRE,

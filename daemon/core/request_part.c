@@ -71,7 +71,7 @@ part_name(struct core *core, struct conn *conn, struct array *array, struct msg_
           struct refusal *r)
 {
     array->creating = false;
-    return array_publish(core, array, conn->user, &(struct publish_request){.name = name}, r);
+    return array_publish(core, array, conn, &(struct publish_request){.name = name}, r);
 }
 
 static int

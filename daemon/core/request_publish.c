@@ -68,7 +68,7 @@ HANDLER(on_publish)
     int rc = publish_check(params, conn, &req, &array, r);
 
     if (rc == 0)
-        rc = array_publish(core, array, conn->user, &req, r);
+        rc = array_publish(core, array, conn, &req, r);
     if (rc)
         return rc;
     done_note(core, conn, id, MSG_PUBLISH, array->generation, 0);

@@ -25,7 +25,7 @@
  * returned to the caller, or put on a list of the core that core_run() looks at when the event
  * ends.
  *
- *   refusal journal │ actions user device │ array_view reply job pool hold expiry ticket │
+ *   refusal journal │ actions user device │ audit │ array_view reply job pool hold expiry ticket │
  *   persist │ block done lost set use │ array array_index linger watch │ page part reclaim │
  *   settle fences flush │ lease publish │ former grant │ bracket waiter │ release conn request_* │
  *   renewal request work │ core │ restore
@@ -104,6 +104,7 @@ struct core {
     uint64_t boot_ns;                                          /* core_set_boottime() */
     void (*figures)(void *userdata, struct core_figures *ret); /* core_set_figures() */
     void *figures_userdata;
+    uint32_t n_lost_audits;
     uint32_t pieces; /* of each kind of work that may wait, in one event: some 2 us each */
     bool stopping;
     bool draining; /* no array is made any more */

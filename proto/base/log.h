@@ -4,7 +4,8 @@
  * stderr is the journal's stream (JOURNAL_STREAM names its device and inode, systemd.exec(5)),
  * each line starts with the "<N>" priority of sd-daemon(3); on a terminal or in a file with the
  * level's name. Control characters in a message are written as \xNN, so that no client string
- * can forge a line.
+ * can forge a line. Where stderr is the journal's, a line with fields goes to the journal's own
+ * socket; where that does not take it at once, as any other line.
  */
 #pragma once
 
@@ -25,7 +26,17 @@ void log_to_syslog(void);
 void log_set_level(enum log_level level);
 /* "error", "warning", "notice", "info", "debug" -> level, or -EINVAL. */
 int log_level_parse(const char *text);
-void log_write(enum log_level level, const char *fmt, ...) PRINTF(2, 3);
+
+struct log_field {
+    const char *name;  /* as the journal has it: "CAID_UID"; NULL: the last one */
+    const char *value; /* "": it is left out */
+};
+
+/* fields NULL: none. */
+void log_write_fields(enum log_level level, const struct log_field *fields, const char *fmt,
+                      ...) PRINTF(3, 4);
+
+#define log_write(level, ...) log_write_fields(level, NULL, __VA_ARGS__)
 
 #define log_error(...)   log_write(LOG_LEVEL_ERROR, __VA_ARGS__)
 #define log_warning(...) log_write(LOG_LEVEL_WARNING, __VA_ARGS__)

@@ -2,6 +2,7 @@
 """Run in the machine of test_booted.py: nothing that has a name is lost, whatever is done to the units."""
 
 import contextlib
+import json
 import multiprocessing
 import os
 import pathlib
@@ -299,6 +300,26 @@ def give_up(client):
         Person(0).check()
         assert main_pid("caid") != 0
         client.ping()
+
+
+def test_the_journal_has_fields(people):
+    def create(client):
+        client.create("x", 8, "u1", pool="both").close()
+
+    conf = pathlib.Path("/etc/caid/caid.conf.d/both.conf")
+    conf.parent.mkdir(parents=True, exist_ok=True)
+    conf.write_text('[pool "both"]\nmode = 0666\n')
+    systemctl("restart", "caid")
+    by(1000, create)
+    by(0, lambda client: client.unlink("x", pool="both"))
+    conf.unlink()
+    systemctl("reload", "caid")
+    lines = [json.loads(line) for line in run("journalctl", "-o", "json", "CAID_POOL=both").splitlines()]
+    names = "_SYSTEMD_UNIT", "CAID_UID", "CAID_CREATOR_UID", "CAID_NAME"
+    assert [tuple(line.get(name) for name in names) for line in lines] == [
+        ("caid.service", "0", "1000", "x"),
+        ("caid.service", None, None, None),
+    ]
 
 
 def test_a_stopped_service_is_started_by_who_comes_anew(people):

@@ -122,6 +122,7 @@ carry_out(const struct core_action *a)
     case CORE_PAGE_SEAL: page_of(a->page); break;
     case CORE_PAGE_KILL: page_kill(a->page); break;
     case CORE_PAGE_FREE: page_end(a->page); break;
+    case CORE_AUDIT: break;
     }
 }
 

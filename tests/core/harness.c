@@ -220,6 +220,10 @@ carry_out(struct harness *h)
         case CORE_PAGE_SEAL: books_page_seal(h, a.page); break;
         case CORE_PAGE_KILL: books_page_kill(h, a.page); break;
         case CORE_PAGE_FREE: books_page_free(h, a.page); break;
+        case CORE_AUDIT:
+            h->n_audits += 1 + a.audit->n_lost;
+            h->n_audits_lost += a.audit->n_lost;
+            break;
         }
     }
     core_check(h->core);

@@ -173,6 +173,33 @@ CAID_TEST_WITH(nomem, parts, .timeout = 240)
     cr_assert_gt(n, 20);
 }
 
+/* What an administrator should know of, and there is no memory for, is counted. */
+CAID_TEST(nomem, audits)
+{
+    static struct harness h;
+    uint64_t n_lost = 0;
+    long n = 0;
+
+    do {
+        h_init(&h, NULL);
+        uint64_t owner = h_connect(&h, 1000, 1000), other = h_connect(&h, 1001, 1001);
+        h_create_now(&h, owner, "w", "open", 100);
+        countdown = ++n;
+        h_arm = arm;
+        h_unlink(&h, other, "w", "open");
+        h_arm = NULL;
+        bool unlinked = h_open(&h, owner, "w", "open", "r")->error;
+        if (!unlinked)
+            h_unlink(&h, owner, "w", "open");
+        h_create_now(&h, owner, "v", "open", 100); /* the next tells of it */
+        h_unlink(&h, h_connect(&h, 1001, 1001), "v", "open");
+        cr_assert_eq(h.n_audits, unlinked + 1);
+        n_lost += h.n_audits_lost;
+        h_deinit(&h);
+    } while (countdown <= 0);
+    cr_assert_gt(n_lost, 0);
+}
+
 CAID_TEST_WITH(nomem, the_core_itself, .timeout = 240)
 {
     struct core_device device = {.uuid = "GPU-0", .total = 1 << 30, .granularity = 1 << 21};

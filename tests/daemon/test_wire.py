@@ -217,7 +217,7 @@ def test_too_many_connections(start):
         clients[1].close()
         with d.client() as c:
             assert c.call("ping") == {}
-    assert "has 3 connections, as many as it may" in d.text()
+    assert "the uid has 3 connections, as many as it may" in d.text()
 
 
 def test_far_too_many_connections(start):

@@ -287,7 +287,7 @@ def test_a_kernel_that_has_no_pidfd_of_a_peer(folder, inside):
         enter = ["nsenter", f"--target={container.pids()[0]}", "--user", "--pid", "--mount"]
         ping = [CAIDCTL, f"--socket={container.address}", "status"]
         subprocess.run([*enter, *ping], check=True, stdout=subprocess.DEVNULL)
-        wait_until(lambda: "a process in another pid namespace is refused" in container.log.read_text())
+        wait_until(lambda: "is refused: it is in another pid namespace" in container.log.read_text())
         assert container.stop() == 0
     with Container(folder, "--foreground", under=(), **old) as host, caid.Client(host.address) as c:
         give(c).close()

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lines of the log about clients, with fields and a MESSAGE_ID: caid(8), LOG. No more than so many
+ * in a time, so that nobody fills the log, or keeps others out of it.
+ */
+#pragma once
+
+#include <stdbool.h>
+
+#include "base/macros.h"
+#include "core/core.h"
+
+#define AUDIT_LINES 20 /* about one uid, in one window */
+#define AUDIT_UIDS  64 /* that have a window of their own; further ones have the last together */
+
+struct log_window {
+    uint64_t since_ms;
+    uint32_t n; /* lines, also those that were left out; 0: it is not open */
+    uid_t uid;
+};
+
+/* Whether one more line fits. */
+bool log_admits(struct log_window *window, uint64_t now_ms, uint32_t max, const char *about);
+
+struct audit { /* all zero at first */
+    struct log_window windows[AUDIT_UIDS];
+};
+
+/* "pid 7, uid 1000 ", and the text of the rest; who and what: line, but for its text. */
+void audit_log(struct audit *audit, uint64_t now_ms, const struct core_audit *line,
+               const char *fmt, ...) PRINTF(4, 5);
+/* No more are to come: says what was left out. */
+void audit_end(struct audit *audit);

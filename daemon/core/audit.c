@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "audit.h"
+
+#include <stdio.h>
+
+#include "array.h"
+#include "state.h"
+
+/* One on its way. NULL: out of memory. */
+static struct core_audit *
+audit_new(struct core *core, enum core_audit_kind kind, const struct conn *conn)
+{
+    struct entry *e = entry_new(CORE_AUDIT, sizeof(struct core_audit));
+    struct core_audit *audit = (struct core_audit *)(e + 1);
+
+    if (!e) {
+        core->n_lost_audits++;
+        return NULL;
+    }
+    *audit = (struct core_audit){.kind = kind,
+                                 .n_lost = core->n_lost_audits,
+                                 .pid = conn->pid,
+                                 .uid = conn->user->uid};
+    core->n_lost_audits = 0;
+    e->action.audit = audit;
+    entry_push(core, e);
+    return audit;
+}
+
+void
+audit_name(struct core *core, const struct conn *conn, enum core_audit_kind kind,
+           const char *verb, const struct array *array)
+{
+    const struct user *creator = array->charge.user;
+    struct core_audit *audit = creator == conn->user ? NULL : audit_new(core, kind, conn);
+
+    if (!audit)
+        return;
+    snprintf(audit->creator, sizeof(audit->creator), "%u", (unsigned)creator->uid);
+    snprintf(audit->pool, sizeof(audit->pool), "%s", array->pool->name);
+    snprintf(audit->name, sizeof(audit->name), "%s", array->name);
+    snprintf(audit->text, sizeof(audit->text), "%s what uid %s created in pool \"%s\": %s",
+             verb, audit->creator, audit->pool, audit->name);
+}
+
+void
+audit_refusal(struct core *core, const struct conn *conn, const struct refusal *r)
+{
+    bool is_limit = r->code == PROTO_ERR_QUOTA || r->code == PROTO_ERR_LIMIT;
+    struct core_audit *audit = is_limit ? audit_new(core, AUDIT_LIMIT, conn) : NULL;
+
+    if (!audit)
+        return;
+    snprintf(audit->pool, sizeof(audit->pool), "%s", r->pool);
+    snprintf(audit->text, sizeof(audit->text), "is refused: %s", r->text);
+}
