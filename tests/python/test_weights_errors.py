@@ -14,8 +14,7 @@ import pytest
 from conftest import in_thread, wait_until
 
 import caid
-from caid import _releaser, weights
-from caid.weights import _staging
+from caid import _releaser, _staging, weights
 
 VALUE = 7  # of the version that is there
 

@@ -14,8 +14,8 @@ from conftest import n_blocks, n_leases
 from hypothesis import given, strategies as st
 
 import caid
-from caid import weights
-from caid.weights import FormatError, _staging
+from caid import _staging, weights
+from caid.weights import FormatError
 
 U8 = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
 

@@ -11,9 +11,9 @@ from typing import Callable
 
 import numpy
 
-from .. import _array, _geometry, _metadata, _typestr
+from .. import _array, _geometry, _metadata, _staging, _typestr
 from .._errors import NO_ROOM
-from . import _plan, _staging
+from . import _plan
 from ._safetensors import check_file, open_file
 
 _METADATA_MAX = 4096  # bytes, of an array's

@@ -8,7 +8,7 @@ import os
 import secrets
 from typing import Callable, NamedTuple
 
-from . import _staging
+from .. import _staging
 from ._plan import CHUNK
 from ._safetensors import header_of
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, Iterator
 
 import numpy
 
-from .._errors import SystemCallError
+from ._errors import SystemCallError
 
 THREADS = min(12, os.cpu_count() or 1)
 
@@ -96,14 +96,14 @@ class Lane:
         self.client, self.device = client, device
         self._pinned = client.empty((2, size), "|u1", memory="pinned", device=device)
         self.stream = client.stream(device, non_blocking=True)
-        self._slots = [Slot(self, half) for half in numpy.asarray(self._pinned)]
+        self.slots = [Slot(self, half) for half in numpy.asarray(self._pinned)]
 
     def __enter__(self) -> Lane:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stream.synchronize()
-        for slot in self._slots:
+        for slot in self.slots:
             slot.copied.close()
         self.stream.close()
         self._pinned.close()
@@ -113,7 +113,7 @@ class Lane:
         before the slot's memory is used again."""
         turn = 0
         while (chunk := chunks.take()) is not None:
-            slot = self._slots[turn % 2]
+            slot = self.slots[turn % 2]
             slot.copied.synchronize()
             each(slot, chunk)
             slot.copied.record(slot.stream)

@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays between the ranks of MPI: on one machine by reference, between machines by value. Needs mpi4py.
+
+>>> import caid.mpi
+>>> from mpi4py import MPI
+>>> comm = MPI.COMM_WORLD
+>>> a = caid.mpi.bcast_by_reference(comm, a if comm.rank == 0 else None)
+>>> with caid.mpi.Halo(u, comm.Create_cart([2, 2])) as halo:      # of a caid.storage
+...     halo.exchange()
+
+A caid array passes to a CUDA-aware MPI as it is: ``comm.Send(a, dest=1)``. Where MPI is not, the bytes go
+by page-locked memory. What fails at one rank is raised at all of a communicator, and no rank waits for one
+that has failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+from typing import TYPE_CHECKING, Any, Iterator
+
+from mpi4py import MPI
+
+from . import _array, _cai, _default
+from ._errors import CancelledError, invalid
+from ._handles import Closing
+from ._reference import Reference
+from ._staging import Lane
+
+if TYPE_CHECKING:
+    from ._array import Array
+    from ._client import Client
+    from .storage import Storage
+
+__all__ = ["Halo", "bcast_by_reference", "machine_comm"]
+
+CHUNK = 4 << 20  # bytes that are sent at a time
+
+
+def machine_comm(comm: MPI.Intracomm, client: Client | None = None) -> MPI.Intracomm:
+    """The ranks that are where this one is: what one of them has, the others open without a copy.
+
+    It is the daemon that tells the machine: containers on one may have the same, and users on one their own,
+    which MPI's split by shared memory does not see. Collective. Client: the default one without it."""
+    with Phase(comm) as phase:
+        phase.value = _place(client or _default.default_client())
+    return comm.Split(phase.values.index(phase.value), comm.rank)
+
+
+def bcast_by_reference(
+    comm: MPI.Intracomm, a: Any, root: int = 0, *, client: Client | None = None, pool: str | None = None,
+    device: int | str = 0, cuda_aware: bool | None = None,
+) -> Array:
+    """Gives an array to all ranks: those at its daemon open it, without a copy. Each other machine is sent
+    the bytes once, to a rank that makes an array of them, which the others there open. Collective.
+
+    Parameters
+    ----------
+    a : Array, or any object in memory of an Arena
+        Counts at `root`. Work on it that caid knows of comes before.
+    client : Client, optional
+        :func:`caid.default_client` without it; at `root` the array's own counts.
+    pool, device : optional
+        Where the array of another machine is made.
+    cuda_aware : bool, optional
+        Whether MPI takes device memory. Without it what MPI tells (``mpi_memory_alloc_kinds`` of MPI 4.1); where
+        it tells nothing, no.
+
+    Returns
+    -------
+    Array
+        Of the same type and shape, dense on other machines with the dimensions in the same order; in the mode of
+        `a`. It is the caller's to close, and lives as long as a rank of that machine has it.
+
+    Raises
+    ------
+    TypeError
+        The memory is no daemon's.
+    CancelledError
+        It has failed at another rank, which is named.
+    Error
+        Whatever opening, or an array, was refused for.
+    """
+    with contextlib.ExitStack() as stack:
+        with Phase(comm) as phase:
+            if comm.rank == root:
+                a = a if isinstance(a, _array.Array) else _cai.as_array(a)
+                a.synchronize()
+                phase.value = stack.enter_context(Reference(a))
+                client, device = phase.value._kept[0][0], max(a._memory.mapped_device, 0)
+            else:
+                client = client or _default.default_client()
+                phase.value = _place(client)
+        told = phase.values[root]
+        machines = Machines(phase.values, root)
+        references = [told] * comm.size
+        if machines.several:
+            with Phase(comm) as phase:
+                direct = is_cuda_aware(comm, cuda_aware)
+                if machines.leads(comm.rank):
+                    array = a if comm.rank == root else stack.enter_context(_like(told, client, pool, device))
+                    ordered = array.transpose(_order(told.strides)) if array.ndim else array
+                    lane = stack.enter_context(Lane(client, client._index_of(device), CHUNK))
+                    phase.value = stack.enter_context(Reference(array))
+            references = phase.values
+            with Phase(comm) as phase, machines.between(comm) as leaders:
+                if leaders is not None:
+                    send(phase, leaders, lane, ordered, direct)
+        with contextlib.ExitStack() as opened:
+            with Phase(comm):
+                reference = references[machines.leader_of(comm.rank)]
+                got = a.view() if comm.rank == root else reference.open(client, told.mode)
+                opened.enter_context(got)
+            opened.pop_all()
+            return got
+
+
+def is_cuda_aware(comm, asked):
+    """Whether MPI takes addresses of a device: what was asked for, or what MPI tells."""
+    if asked is not None:
+        return asked
+    info = comm.Get_info()
+    try:
+        return "cuda" in (info.Get("mpi_memory_alloc_kinds") or "")
+    finally:
+        info.Free()
+
+
+def _place(at):
+    return at.machine_id, at.daemon_id
+
+
+def _like(told, client, pool, device):
+    """An array as a reference tells, dense."""
+    order = _order(told.strides)
+    shape = [told.shape[axis] for axis in order]
+    with client.empty(shape, told._element, pool=pool, device=device) as root:
+        return root.transpose([order.index(axis) for axis in range(len(order))]) if order else root.view()
+
+
+def _order(strides):
+    """The dimensions, that of the largest steps first."""
+    return sorted(range(len(strides)), key=lambda axis: -abs(strides[axis]))
+
+
+# --- what all ranks do together -------------------------------------------------------------
+
+
+class Phase:
+    """A block at every rank of a communicator, after which each has the `value` of all: `values`. What fails
+    in it at one rank is raised at all. Nothing in it may wait for other ranks, unless they come whatever
+    fails: then what may fail is done in ``trying()``.
+    """
+
+    def __init__(self, comm: MPI.Intracomm):
+        self._comm, self._error = comm, None
+        self.value: Any = None
+        self.values: list = []
+
+    @contextlib.contextmanager
+    def trying(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as e:
+            self._error = self._error or e
+
+    def __enter__(self) -> Phase:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        error, self._error = error or self._error, None
+        text = None if error is None else f"{type(error).__name__}: {error}"
+        told = self._comm.allgather((text, self.value if error is None else None))
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame, and what the block's frames hold
+        for rank, (text, _) in enumerate(told):
+            if text is not None:
+                raise CancelledError(errno.ECANCELED, f"it failed at rank {rank}: {text}")
+        self.values = [value for _, value in told]
+
+
+class Machines:
+    """Which ranks are at one daemon, and who leads them: the first of them, and the root."""
+
+    def __init__(self, told: list, root: int):
+        self._places = [at if isinstance(at, tuple) else _place(at) for at in told]
+        self._leaders = {self._places[root]: root}
+        for rank, place in enumerate(self._places):
+            self._leaders.setdefault(place, rank)
+
+    @property
+    def several(self) -> bool:
+        return len(self._leaders) > 1
+
+    def leader_of(self, rank: int) -> int:
+        return self._leaders[self._places[rank]]
+
+    def leads(self, rank: int) -> bool:
+        return self.leader_of(rank) == rank
+
+    @contextlib.contextmanager
+    def between(self, comm: MPI.Intracomm) -> Iterator[MPI.Intracomm | None]:
+        """The communicator of the leaders, of whom the root is the first; None for others."""
+        if not self.leads(comm.rank):
+            yield None
+            return
+        whole = comm.Get_group()
+        group = whole.Incl(list(self._leaders.values()))
+        leaders = comm.Create_group(group)
+        try:
+            yield leaders
+        finally:
+            leaders.Free()
+            group.Free()
+            whole.Free()
+
+
+# --- bytes ----------------------------------------------------------------------------------
+
+
+def send(phase: Phase, leaders: MPI.Intracomm, lane: Lane, array: Array, direct: bool = False) -> None:
+    """An array's bytes, from rank 0 to the others, who have made one like it, by a lane's page-locked memory:
+    what was received is copied while more comes. All go on to the end, also where a copy has failed."""
+    for turn, key in enumerate(_pieces(array.shape, array.itemsize)):
+        piece, slot = array[key], lane.slots[turn % 2]
+        as_it_is = direct and piece.is_c_contiguous()
+        buffer = _at(piece.ptr, piece.nbytes) if as_it_is else memoryview(slot.memory)[: piece.nbytes]
+        if not as_it_is:
+            with phase.trying():
+                slot.copied.synchronize()
+                if leaders.rank == 0:
+                    piece.copy_to_host(buffer)
+        leaders.Bcast([buffer, MPI.BYTE])
+        if not as_it_is and leaders.rank:
+            with phase.trying():
+                piece.copy_from_host(buffer, stream=slot.stream)
+                slot.copied.record(slot.stream)
+
+
+def _at(address, nbytes):
+    return MPI.buffer.fromaddress(address, nbytes)
+
+
+def _pieces(shape, itemsize):
+    """Keys of parts of an array that are no larger than a chunk, as long as an element is not."""
+    if 0 in shape:
+        return
+    row = math.prod(shape[1:]) * itemsize
+    if not shape:
+        yield ()
+    elif row <= CHUNK:
+        step = CHUNK // row
+        for start in range(0, shape[0], step):
+            yield (slice(start, min(start + step, shape[0])),)
+    else:
+        for i in range(shape[0]):
+            for key in _pieces(shape[1:], itemsize):
+                yield (i, *key)
+
+
+# --- halos ----------------------------------------------------------------------------------
+
+
+class Halo(Closing):
+    """Brings a storage's halo up to date from the neighbours in a Cartesian communicator, dimension by
+    dimension, so that corners are right, too. Neighbours at the same daemon copy from each other's memory,
+    device to device; what others need is sent by MPI. Collective; the storage is kept until close().
+
+    Parameters
+    ----------
+    storage : caid.storage.Storage
+        With a buffer on a device. Where it has two, the device's is used.
+    cart : mpi4py.MPI.Cartcomm
+        Its dimensions are the storage's first ones. At an end that is not periodic the halo stays.
+    client : Client, optional
+        That opens neighbours' memory; without it, one of the process's that is at the storage's daemon.
+    cuda_aware : bool, optional
+        As for :func:`bcast_by_reference`.
+
+    InvalidError: no buffer on a device, fewer dimensions than `cart`, or a neighbour's do not fit to it.
+    """
+
+    def __init__(
+        self, storage: Storage, cart: MPI.Cartcomm, *, client: Client | None = None, cuda_aware: bool | None = None
+    ):
+        self._storage, self._cart, self._stack = storage, cart, contextlib.ExitStack()
+        self._sides: list[_Side] = []
+        with contextlib.ExitStack() as stack:
+            with Phase(cart) as phase:
+                if storage.device is None or storage.ndim < cart.ndim:
+                    raise invalid(f"{storage!r}: a buffer on a device and {cart.ndim} dimensions are needed")
+                phase.value = [None, storage.shape, storage.halo]
+                with contextlib.suppress(TypeError):  # managed memory, or another library's, goes by MPI
+                    phase.value[0] = stack.enter_context(Reference(storage._array))
+                    client = client or phase.value[0]._kept[0][0]
+            with Phase(cart):
+                direct = is_cuda_aware(cart, cuda_aware)
+                box = client or _default.default_client(), storage._array._layout.element, direct
+                for axis in range(cart.ndim):
+                    for end, rank in enumerate(cart.Shift(axis, 1)):
+                        if rank != MPI.PROC_NULL:
+                            told = phase.values[cart.rank], phase.values[rank]
+                            self._sides.append(_Side(axis, end, rank, cart.ndim, *told))
+                            self._sides[-1].open(stack, *box)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Lets go of the neighbours' memory. Idempotent."""
+        self._stack.close()
+        self._sides = []
+
+    def exchange(self) -> None:
+        """Work on the storage that caid knows of comes before, and it is done on return. Errors are raised at
+        all ranks."""
+        from .storage import fields
+
+        with Phase(self._cart) as phase, contextlib.ExitStack() as stack:
+            mine = None
+            with phase.trying():
+                (mine,) = stack.enter_context(fields(write=[self._storage], device="gpu"))
+                mine.synchronize()
+            for axis in range(self._cart.ndim):
+                sides = [side for side in self._sides if side.axis == axis]
+                requests = []
+                for side in sides:
+                    with phase.trying():
+                        side.pack(mine)
+                    requests += side.begin(self._cart)
+                MPI.Request.Waitall(requests)
+                for side in sides:
+                    with phase.trying():
+                        side.fill(mine)
+
+
+class _Side:
+    """One end of a dimension, and the neighbour there."""
+
+    def __init__(self, axis, end, rank, n_axes, mine, theirs):
+        (my_reference, shape, halo), (reference, its_shape, its_halo) = mine, theirs
+        self.axis, self._end, self._rank, self._reference = axis, end, rank, reference
+        self._ghost = _strip(shape, halo, axis, n_axes, end, None)
+        self._edge = _strip(shape, halo, axis, n_axes, end, its_halo[axis][1 - end])
+        self._theirs = _strip(its_shape, its_halo, axis, n_axes, 1 - end, halo[axis][end])
+        wanted = _strip(its_shape, its_halo, axis, n_axes, 1 - end, None)
+        if (_extents(self._ghost), _extents(self._edge)) != (_extents(self._theirs), _extents(wanted)):
+            raise invalid(f"dimension {axis}: rank {rank} has shape {its_shape} and halo {its_halo}")
+        self._is_here = None not in (my_reference, reference) and _place(my_reference) == _place(reference)
+        self._source = self._inbox = self._outbox = None
+
+    def open(self, stack, client, element, cuda_aware):
+        if self._is_here:
+            self._source = stack.enter_context(self._reference.open(client, "r"))[self._theirs]
+            return
+        memory = "device" if cuda_aware else "pinned"
+        self._inbox, self._outbox = (
+            stack.enter_context(client.empty(_extents(strip), element, memory=memory))
+            for strip in (self._ghost, self._edge)
+        )
+
+    def pack(self, mine):
+        if self._outbox is not None:
+            self._outbox.copy_from(mine[self._edge])
+
+    def begin(self, cart):
+        """The requests: with nothing in them they say that this side may be read."""
+        tag = 2 * self.axis
+        return (
+            cart.Irecv([_sent(self._inbox), MPI.BYTE], self._rank, tag + 1 - self._end),
+            cart.Isend([_sent(self._outbox), MPI.BYTE], self._rank, tag + self._end),
+        )
+
+    def fill(self, mine):
+        mine[self._ghost].copy_from(self._source if self._inbox is None else self._inbox)
+
+
+def _sent(box):
+    if box is None or not box.size:
+        return bytearray()
+    return _at(box.host_ptr or box.ptr, box.nbytes)
+
+
+def _strip(shape, halo, axis, n_axes, end, width):
+    """The key of the halo at one end of a dimension, or of so many points beside it; of later dimensions,
+    whose halo is not there yet, the domain alone."""
+    key = [slice(0, n) for n in shape]
+    for later in range(axis + 1, n_axes):
+        key[later] = slice(halo[later][0], shape[later] - halo[later][1])
+    (start, after), n = halo[axis], shape[axis]
+    if width is None:
+        key[axis] = slice(n - after, n) if end else slice(0, start)
+    elif width > n - start - after:
+        raise invalid(f"dimension {axis}: a halo of {width} beside a domain of {n - start - after}")
+    else:
+        key[axis] = slice(n - after - width, n - after) if end else slice(start, start + width)
+    return tuple(key)
+
+
+def _extents(key):
+    return tuple(part.stop - part.start for part in key)
