@@ -246,7 +246,7 @@ void model_step_kill(struct model *m);
 void model_step_return(struct model *m);
 void model_return_all(struct model *m);
 /* A take whose answer was lost is not asked for again. */
-/* The answer to what it was granted last is one that it has not heard, and that was by such a call. */
+/* It has not heard of what it was granted last, by such a call. */
 bool model_is_lost(const struct m_slot *slot, enum msg_method method);
 void model_take_given_up(struct model *m, struct m_slot *slot);
 
