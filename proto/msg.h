@@ -153,3 +153,13 @@ int msg_encode_error(struct msg_buf *b, uint32_t id, uint32_t code, const char *
  */
 #define RECORD(r) size_t msg_##r##_size(const struct msg_##r *record);
 #include "messages.def"
+
+/*
+ * Params, or the result of a response, of a method, or the error of MSG_UNKNOWN, as JSON of one
+ * line: secrets blanked, control characters escaped, long strings and lists cut, so that it mostly
+ * fits; else it says so. Returns how many bytes it has, without a terminator.
+ */
+size_t msg_print(char *out, size_t max, enum msg_type type, enum msg_method method,
+                 const void *value);
+/* The value of a field of the params; NULL: they have none of that name. */
+const void *msg_param(enum msg_method method, const void *params, const char *key);

@@ -25,6 +25,8 @@ enum ctl_option {
     OPT_LOST = 1 << 9,
     OPT_FORCE = 1 << 10,
     OPT_UNDO = 1 << 11,
+    OPT_UID = 1 << 12,
+    OPT_METHOD = 1 << 13,
 };
 
 struct verb {
@@ -44,6 +46,7 @@ static const struct verb verbs[] = {
     {"info", verb_info, 0, 1, OPT_BYTES, false},
     {"timelines", verb_timelines, 0, 0, OPT_ALL | OPT_POOL, false},
     {"doctor", verb_doctor, 0, 0, OPT_BYTES, true},
+    {"monitor", verb_monitor, 0, 0, OPT_UID | OPT_POOL | OPT_METHOD, false},
     {"drain", verb_drain, 0, 0, OPT_FORCE | OPT_UNDO | OPT_BYTES, false},
     {"flush", verb_flush, 0, 0, OPT_DEVICE | OPT_BYTES, false},
     {"unlink", verb_unlink, 1, -1, OPT_POOL | OPT_PREFIX | OPT_IGNORE, false},
@@ -63,6 +66,7 @@ static const char usage[] =
     "  info [DEVICE]        memory per device; DEVICE is an index or a UUID\n"
     "  timelines            timelines of a pool, and who signals them\n"
     "  doctor               what works here, what is slow or at risk, and what to do about it\n"
+    "  monitor              messages as they pass, until it is ended\n"
     "  drain                have no new arrays made, and wait until the last one has gone\n"
     "  load MODEL...        put a model's weights under a name, from safetensors files\n"
     "  save MODEL FILE      write a model's weights to a safetensors file\n"
@@ -74,7 +78,7 @@ static const char usage[] =
     "  -s, --socket=PATH    the daemon's socket\n"
     "  -j, --json           for programs\n"
     "  -b, --bytes          exact sizes (status, list, show, pools, users, info, flush, doctor, drain)\n"
-    "  -p, --pool=POOL      instead of your own (list, show, timelines, unlink)\n"
+    "  -p, --pool=POOL      instead of your own (list, show, timelines, unlink); of it alone (monitor)\n"
     "  -a, --all            every pool that may be read (list, timelines)\n"
     "  -u, --unnamed        arrays without a name and the processes that keep them (show)\n"
     "  -d, --device=DEVICE  this one only, an index or a UUID (flush)\n"
@@ -84,6 +88,8 @@ static const char usage[] =
     "  -f, --ignore-missing a name that is not there is no failure (unlink)\n"
     "      --force          unlink all names, and do not wait for whoever holds arrays (drain)\n"
     "      --undo           have arrays made again (drain)\n"
+    "      --uid=UID        of that user instead of you, or of \"all\" (monitor)\n"
+    "      --method=METHOD  requests of that kind alone (monitor)\n"
     "  -c, --count=N        how many round trips (ping)\n"
     "  -h, --help           this text\n"
     "  -V, --version        of caidctl\n"
@@ -108,6 +114,8 @@ static const struct option long_options[] = {
     {"lost", no_argument, NULL, 'L'},
     {"force", no_argument, NULL, 'F'},
     {"undo", no_argument, NULL, 'U'},
+    {"uid", required_argument, NULL, 'I'},
+    {"method", required_argument, NULL, 'M'},
     {0},
 };
 
@@ -160,6 +168,8 @@ parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool 
         case 'L': *ret_given |= OPT_LOST, ctl->lost = true; break;
         case 'F': *ret_given |= OPT_FORCE, ctl->force = true; break;
         case 'U': *ret_given |= OPT_UNDO, ctl->undo = true; break;
+        case 'I': *ret_given |= OPT_UID, ctl->uid = optarg; break;
+        case 'M': *ret_given |= OPT_METHOD, ctl->method = optarg; break;
         case 'f': *ret_given |= OPT_IGNORE, ctl->ignore_missing = true; break;
         case 'c': *ret_given |= OPT_COUNT, status = parse_count(ctl, optarg); break;
         case 'h': fputs(usage, stdout), *ret_done = true; return CTL_OK;

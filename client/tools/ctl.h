@@ -26,6 +26,8 @@ struct ctl {
     const char *pool;   /* --pool, or NULL */
     const char *device; /* --device, or NULL */
     const char *prefix; /* --prefix, or NULL */
+    const char *uid;    /* --uid, or NULL */
+    const char *method; /* --method, or NULL */
     bool json, bytes, all, long_, unnamed, ignore_missing, lost, force, undo;
     uint32_t count; /* --count */
 
@@ -53,6 +55,7 @@ int verbs_weights(int argc, char **argv);
 
 int verb_status(struct ctl *ctl, int argc, char **argv);
 int verb_info(struct ctl *ctl, int argc, char **argv);
+int verb_monitor(struct ctl *ctl, int argc, char **argv);
 int verb_drain(struct ctl *ctl, int argc, char **argv);
 int verb_flush(struct ctl *ctl, int argc, char **argv);
 int verb_ping(struct ctl *ctl, int argc, char **argv);

@@ -41,6 +41,8 @@ write_string(FILE *out, const char *s)
 static void
 new_line(struct json *json)
 {
+    if (json->flat)
+        return;
     putc('\n', json->out);
     for (unsigned i = 0; i < json->depth; i++)
         fputs("  ", json->out);

@@ -16,6 +16,7 @@ struct json {
     FILE *out;
     unsigned depth;
     bool filled; /* the innermost list or object has an element */
+    bool flat;   /* a document is one line */
 };
 
 void json_init(struct json *json, FILE *out);

@@ -4,6 +4,7 @@
 #include "array.h"
 #include "flush.h"
 #include "former.h"
+#include "monitor.h"
 #include "reclaim.h"
 #include "state.h"
 #include "waiter.h"
@@ -142,6 +143,8 @@ drop_request(struct core *core, struct conn *conn)
         flush_drop(core, LIST_FIRST(&conn->flushes));
     else if (!LIST_EMPTY(&conn->watches))
         watch_free(core, LIST_FIRST(&conn->watches));
+    else if (conn->monitor)
+        monitor_free(core, conn->monitor);
     else if (!RB_EMPTY(&conn->asking))
         bracket_free(core, RB_MIN(asking, &conn->asking));
     else

@@ -65,6 +65,7 @@ struct conn {
     LIST_HEAD(, waiter) waiters;
     LIST_HEAD(, flush) flushes;
     LIST_HEAD(, watch) watches;
+    struct monitor *monitor; /* or NULL */
     struct published published;
     struct entry close;
     struct entry keep;    /* CORE_KEEP */

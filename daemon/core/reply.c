@@ -2,6 +2,7 @@
 #include "reply.h"
 
 #include "audit.h"
+#include "monitor.h"
 #include "state.h"
 
 struct room
@@ -80,6 +81,7 @@ send_result(struct core *core, struct conn *conn, uint32_t request, enum msg_met
         conn_end(core, conn, r == -ENOMEM ? "out of memory" : "a reply exceeds a packet");
     else
         send_buf(core, conn, fds, n_fds);
+    MONITOR(core, conn, MSG_RESPONSE, method, request, result, (struct msg_str){0});
 }
 
 void
@@ -90,4 +92,7 @@ send_refusal(struct core *core, struct conn *conn, uint32_t request, const struc
         conn_end(core, conn, "out of memory");
     else
         send_buf(core, conn, NULL, 0);
+    MONITOR(core, conn, MSG_RESPONSE, MSG_UNKNOWN, request,
+            (&(struct msg_error){.code = r->code, .text = MSG_STR(r->text), .cuda = r->cuda}),
+            (struct msg_str){0});
 }

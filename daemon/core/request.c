@@ -6,6 +6,7 @@
 
 #include "device.h"
 #include "former.h"
+#include "monitor.h"
 
 /* All devices as records, with the lists that those refer to; to be freed, NULL: out of memory. */
 struct device_records {
@@ -239,6 +240,8 @@ dispatch(struct core *core, struct conn *conn, struct msg *m, struct refusal *r)
                       msg_method_name(m->method));
     if (rc < 0)
         return rc;
+    MONITOR(core, conn, m->type, m->method, m->id, &params,
+            request_pool(conn, m->method, &params));
     if (is_early(conn, m->method, &params))
         return refuse(r, PROTO_ERR_INVALID, "%s: resume is not done",
                       msg_method_name(m->method));

@@ -21,5 +21,8 @@
 void reply_memory(struct core *core, struct conn *conn, const struct job *job,
                   const struct core_memory_result *results, size_t n);
 
+/* request_monitor.c: the pool that params name, by themselves or by a lease; or not set. */
+struct msg_str request_pool(struct conn *conn, enum msg_method method, const void *params);
+
 /* request.c */
 void request_handle(struct core *core, struct conn *conn, const void *packet, size_t n);

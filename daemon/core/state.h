@@ -15,6 +15,7 @@
  *    │        ├─ holds: blocks and others' pages that the client has an fd or handle of
  *    │        ├─ pages of timelines ── fences ── use ── array
  *    │        ├─ brackets ── claims ── use ── array
+ *    │        ├─ monitor: it looks on (in the core's list, or its user's)
  *    │        ├─ waiters: creates that wait for memory
  *    │        └─ watches (in the core's tree by pool and name)
  *    ├─── departed: connections that have hung up, whose process has not exited
@@ -25,10 +26,10 @@
  * returned to the caller, or put on a list of the core that core_run() looks at when the event
  * ends.
  *
- *   refusal journal │ actions user device │ audit │ array_view reply job pool hold expiry ticket │
- *   persist │ block done lost set use │ array array_index linger watch │ page part reclaim │
- *   settle fences flush │ lease publish │ former grant │ bracket waiter │ release conn request_* │
- *   renewal request work │ core │ restore
+ *   refusal journal │ actions user device │ audit │ array_view reply+monitor job pool hold
+ *   expiry ticket │ persist │ block done lost set use │ array array_index linger watch │ page part
+ *   reclaim │ settle fences flush │ lease publish │ former grant │ bracket waiter │ release conn
+ *   request_* │ renewal request work │ core │ restore (+: each calls the other)
  */
 #pragma once
 
@@ -94,7 +95,9 @@ struct core {
     struct persist persist;
     struct renewal renewal;
     struct entries queue;
-    struct entry *taken; /* owned entry that core_next() gave out last */
+    struct monitor_list monitors; /* of administrators */
+    uint32_t n_monitors;          /* all */
+    struct entry *taken;          /* owned entry that core_next() gave out last */
     struct msg_buf buf;
     uint64_t next_job, next_block, next_array, next_page;
     uint64_t n_conns, n_departed, n_users, n_pools, n_blocks, n_arrays, n_names, n_leases,

@@ -19,6 +19,7 @@ TAILQ_HEAD(watch_list, watch);
 TAILQ_HEAD(waiter_list, waiter);
 TAILQ_HEAD(conn_list, conn);
 TAILQ_HEAD(set_list, set);
+LIST_HEAD(monitor_list, monitor);
 
 /* RESOURCE(NAME, its figure in msg_user, its limit in core_limits, whether it is in bytes, what
  * messages call it). Of bytes, a limit of 0 is none. Departed connections count; bytes of memory
@@ -49,7 +50,8 @@ struct user {
     struct core *core;
     uid_t uid;
     uint64_t used[N_RESOURCES];
-    uint64_t time_ns;  /* spent on it */
+    uint64_t time_ns; /* spent on it */
+    struct monitor_list monitors;
     struct pool *pool; /* the uid's own */
     struct job_list waiting;
     TAILQ_ENTRY(user) turn; /* core->turns, while jobs wait */

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
-usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, create, many,
+usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, monitor, create, many,
 million, sets, handoff, arena, allocators, storage, sending, weights, daemon, restart, attack, crowd; without
 one, all of them.
 
@@ -39,6 +39,11 @@ def bench_open(folder):
     with caid.LocalDaemon() as daemon:
         program(folder, "bench_open", daemon.address)
         script("bench_open.py", daemon.address, os.path.join(folder, "bench_floor"))
+
+
+def bench_monitor(folder):
+    with caid.LocalDaemon(driver="soft") as daemon:
+        script("bench_monitor.py", daemon.address, os.path.join(folder, os.pardir, "bin", "caidctl"))
 
 
 def bench_create(folder):
@@ -163,7 +168,7 @@ def bench_restart(_folder):
     script("bench_restart.py")
 
 
-BENCHES = {"soft": bench_soft, "open": bench_open, "create": bench_create, "many": bench_many,
+BENCHES = {"soft": bench_soft, "open": bench_open, "monitor": bench_monitor, "create": bench_create, "many": bench_many,
            "million": bench_million, "sets": bench_sets, "handoff": bench_handoff,
            "arena": bench_arena, "allocators": bench_allocators, "storage": bench_storage,
            "sending": bench_sending, "weights": bench_weights, "daemon": bench_daemon, "restart": bench_restart,

@@ -63,6 +63,67 @@ def hold(socket):
         process.communicate(timeout=60)
 
 
+# ---- messages as they pass ----
+
+@contextlib.contextmanager
+def monitor(socket, *args):
+    """caidctl monitor, which is looking on by then."""
+    with subprocess.Popen([CAIDCTL, f"--socket={socket}", "monitor", *args], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: read_json(socket, "status")["watches"] == 1)
+        yield process
+        process.kill()
+
+
+def lines_until(process, text):
+    lines = []
+    while not lines or text not in lines[-1]:
+        lines.append(process.stdout.readline())
+        assert lines[-1]
+    return lines
+
+
+def test_monitor(socket, client):
+    with monitor(socket) as process:
+        client.create("name \u202e", (1,))
+        done = caidctl("show", "no", socket=socket)
+        assert done.returncode == 2
+        lines = lines_until(process, "refusal")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == -signal.SIGINT
+    head = rf"\d\d:\d\d:\d\d\.\d{{6}}  \S+  pid {os.getpid()}  \S+  #\d+\.\d+  create "
+    assert sum(bool(re.match(head + r'request  {"name": "name ', line)) for line in lines) == 1
+    assert sum(bool(re.match(head + r'answer  {"pool": ', line)) for line in lines) == 1
+    assert re.search(r'  pid \d+  caidctl  #\d+\.2  show refusal  {"code": 6, "text": "no array ', lines[-1])
+
+
+def test_monitor_json_and_filters(socket, client):
+    own = f"uid:{os.getuid()}"
+    with monitor(socket, "--json", "--method=show", f"--pool={own}", "--uid=all") as process:
+        client.create("a", (1,))
+        caidctl("show", "a", "--pool=other", socket=socket)
+        caidctl("show", "a", socket=socket)
+        caidctl("show", "b", f"--pool={own}", socket=socket)
+        seen = [json.loads(line) for line in lines_until(process, "refusal")]
+    assert [(m["method"], m["type"]) for m in seen] == [
+        ("show", "request"), ("show", "answer"), ("show", "request"), ("show", "refusal")]
+    assert [m["body"].get("name") for m in seen] == ["a", None, "b", None]
+    assert {(m["uid"], m["client"], m["id"]) for m in seen} == {(os.getuid(), "caidctl", 2)}
+
+
+def test_monitor_when_the_daemon_ends(tmp_path):
+    with run_daemon(tmp_path / "s") as daemon, monitor(tmp_path / "s") as process:
+        daemon.terminate()
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert err.startswith("caidctl: monitor: ")
+
+
+def test_monitor_of_nobody(socket):
+    done = caidctl("monitor", "--uid=nobody of that name", socket=socket)
+    assert (done.returncode, done.stderr) == (1, "caidctl: nobody of that name: no such user\n")
+
+
 # ---- the daemon as a whole ----
 
 def test_status_is_the_default(socket):
@@ -694,7 +755,7 @@ def test_refused(socket, args):
     ("nonsense",), ("--nonsense",), ("list", "--count=3"), ("ping", "-c", "0"), ("ping", "-c", "x"),
     ("ping", "-c", "1000001"), ("unlink",), ("show", "a", "b"), ("show", "--unnamed", "a"),
     ("list", "--unnamed"), ("info", "--device=0"), ("flush", "0"), ("--device",), ("drain", "--force", "--undo"), ("drain", "x"),
-    ("flush", "--force"),
+    ("flush", "--force"), ("monitor", "x"), ("monitor", "--all"), ("list", "--uid=0"), ("flush", "--method=x"),
     ("status", "extra"), ("doctor", "extra"), ("timelines", "x"), ("doctor", "--all"),
     ("list", "--all", "--pool=x"), ("--socket",), ("unlink", "--prefix=x", "a"),
     ("unlink", "--prefix="), ("list", "--prefix=x"), ("list", "-f"),

@@ -10,6 +10,7 @@
 #include "harness.h"
 #include "lost.h"
 #include "mem_check.h"
+#include "monitor.h"
 #include "set.h"
 #include "state.h"
 #include "waiter.h"
@@ -452,6 +453,7 @@ check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
         ++*ret_holds;
     }
     CHECK(held == leased);
+    *ret_watches += conn->monitor != NULL;
     LIST_FOREACH(watch, &conn->watches, of_conn) {
         CHECK(watch->conn == conn);
         ++*ret_watches;
@@ -558,6 +560,8 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
         t->used[RES_WATCHES] += watches;
         host += conn->n_groups * sizeof(gid_t);
         t->used[RES_HOST] += host + holds * sizeof(struct hold);
+        if (conn->monitor)
+            t->used[RES_HOST] += sizeof(*conn->monitor);
         t->used[RES_BRACKETS] += uses.used[RES_BRACKETS];
         t->used[RES_PAGES] += uses.used[RES_PAGES];
         t->brackets += uses.brackets;

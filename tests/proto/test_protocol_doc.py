@@ -28,11 +28,11 @@ def read_messages():
     text = (ROOT / "proto/messages.def").read_text("utf-8")
     text = re.sub(r"^#.*\n", "", text, flags=re.M)
     records = {name: [] for (name,) in calls(text, "RECORD")}
-    lines = re.findall(r"^(?:FIELD|NESTED)\(.*?\)", text, re.M)
+    lines = re.findall(r"^(?:FIELD|SECRET|NESTED)\(.*?\)", text, re.M)
     for line in lines:
         macro, arguments = line[:-1].split("(")
         record, second, third, *presence = (a.strip() for a in arguments.split(","))
-        if macro == "FIELD":
+        if macro != "NESTED":
             records[record].append((third, TYPES[second], PRESENCE[presence[0]]))
         else:
             records[record].append((third, f"[{second}]", "optional"))

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The verb monitor: messages as they pass. */
+#include <inttypes.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "ctl.h"
+#include "format.h"
+#include "session/client.h"
+
+#define PAUSE_NS (5 * NSEC_PER_MSEC) /* in which the daemon gathers some */
+#define BATCH    64                   /* more are followed by others at once */
+#define SEEN_MAX 4096                 /* requests whose answers are known */
+
+struct monitor {
+    struct ctl *ctl;
+    uint64_t wall_ns; /* at 0 of the daemon's clock */
+
+    struct request {
+        uint64_t conn, id;
+        char method[32];
+        bool shown;
+    } requests[SEEN_MAX]; /* that were seen, by connection and id */
+};
+
+/* The place of the request that it is, or answers. */
+static struct request *
+request_of(struct monitor *monitor, const struct msg_message *m)
+{
+    return &monitor->requests[(m->conn * 31 + m->id) % SEEN_MAX];
+}
+
+static bool
+is_wanted(const struct ctl *ctl, const struct msg_message *m)
+{
+    return (!ctl->method || msg_str_eq(m->method, ctl->method)) &&
+           (!ctl->pool || msg_str_eq(m->pool, ctl->pool));
+}
+
+/* Whether to show it: an answer is when its request was. An error has its method from there. */
+static bool
+look_up(struct monitor *monitor, const struct msg_message *m, char method[static 32])
+{
+    struct request *request = request_of(monitor, m), this = {.conn = m->conn, .id = m->id};
+    bool is_known = m->type == MSG_RESPONSE && request->conn == m->conn && request->id == m->id;
+
+    snprintf(this.method, sizeof(this.method), "%.*s", (int)m->method.n,
+             m->method.p ? m->method.p : "?");
+    this.shown = is_wanted(monitor->ctl, m);
+    if (m->type == MSG_REQUEST)
+        *request = this;
+    memcpy(method, is_known ? request->method : this.method, sizeof(this.method));
+    return is_known ? request->shown : this.shown;
+}
+
+static void
+print_json(const struct msg_message *m, const char *client, const char *method,
+           const char *type)
+{
+    struct json out;
+
+    json_init(&out, stdout);
+    out.flat = true;
+    json_object(&out, NULL);
+    json_u64(&out, "at_ns", m->at_ns);
+    json_u64(&out, "conn", m->conn);
+    json_u64(&out, "uid", m->uid);
+    json_u64(&out, "pid", m->pid);
+    json_str(&out, "client", *client ? client : NULL);
+    json_str(&out, "type", type);
+    json_str(&out, "method", method);
+    json_u64(&out, "id", m->id);
+    json_value(&out, "body", "%.*s", (int)m->body.n, m->body.p);
+    json_object_end(&out);
+}
+
+static void
+print_line(const struct monitor *monitor, const struct msg_message *m, const char *client,
+           const char *method, const char *type)
+{
+    uint64_t ns = monitor->wall_ns + m->at_ns;
+    time_t seconds = (time_t)(ns / NSEC_PER_SEC);
+    _cleanup_free_ char *plain = format_plain(client);
+    _cleanup_free_ char *user = format_user((uint32_t)m->uid);
+    char text[16];
+
+    strftime(text, sizeof(text), "%T", localtime(&seconds));
+    printf("%s.%06u  %s  pid %" PRIu64 "  %s  #%" PRIu64 ".%" PRIu64 "  %s %s  %.*s\n", text,
+           (unsigned)(ns % NSEC_PER_SEC / 1000), user, m->pid, *plain ? plain : "-", m->conn,
+           m->id, method, type, (int)m->body.n, m->body.p);
+}
+
+static void
+show(struct monitor *monitor, const struct msg_message *m)
+{
+    static const char *const types[] = {"request", "answer", "notification"};
+    const char *type = m->refused                    ? "refusal"
+                       : m->type < ARRAY_SIZE(types) ? types[m->type]
+                                                     : "?";
+    _cleanup_free_ char *client =
+        format_text("%.*s", (int)m->client.n, m->client.p ? m->client.p : "");
+    char method[32];
+
+    if (!look_up(monitor, m, method))
+        return;
+    if (monitor->ctl->json)
+        print_json(m, client, method, type);
+    else
+        print_line(monitor, m, client, method, type);
+}
+
+static void
+show_all(struct monitor *monitor, const struct msg_monitor_result *result)
+{
+    for (uint32_t i = 0; i < result->n_messages; i++)
+        show(monitor, &result->messages[i]);
+    if (result->lost)
+        printf(monitor->ctl->json ? "{\"lost\": %" PRIu64 "}\n"
+                                  : "%" PRIu64 " messages were lost: there were too many\n",
+               result->lost);
+}
+
+/* "all", a name or a number; NULL: the daemon knows. */
+static int
+parse_uid(struct ctl *ctl, struct msg_monitor_params *params, uint64_t *uid)
+{
+    const struct passwd *user = ctl->uid ? getpwnam(ctl->uid) : NULL;
+    unsigned long number = 0;
+
+    if (!ctl->uid)
+        return CTL_OK;
+    params->all = strcmp(ctl->uid, "all") == 0;
+    if (!params->all && !user && !ctl_number(ctl->uid, UINT32_MAX, &number)) {
+        ctl_complain(ctl->uid, "no such user");
+        return CTL_LOCAL;
+    }
+    *uid = user ? user->pw_uid : number;
+    params->uid = (struct msg_u64s){uid, 1};
+    return CTL_OK;
+}
+
+int
+verb_monitor(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
+{
+    _cleanup_free_ struct monitor *monitor = calloc(1, sizeof(*monitor));
+    struct msg_monitor_params params = {0};
+    struct timespec now;
+    uint64_t uid;
+
+    if (!monitor)
+        out_of_memory();
+    if (parse_uid(ctl, &params, &uid) != CTL_OK)
+        return CTL_LOCAL;
+    clock_gettime(CLOCK_REALTIME, &now);
+    monitor->ctl = ctl;
+    monitor->wall_ns =
+        (uint64_t)now.tv_sec * NSEC_PER_SEC + (uint64_t)now.tv_nsec - clock_now_ns();
+    ctl->client->call_timeout_ns = CAID_FOREVER; /* nothing may pass for long */
+    while (!ferror(stdout)) {
+        _cleanup_reply_ struct reply reply = {0};
+        struct msg_monitor_result result;
+        if (reply_get(&reply, ctl->client, MSG_MONITOR, &params, &result, &ctl->error) < 0)
+            return ctl_failed(ctl, "monitor");
+        show_all(monitor, &result);
+        fflush(stdout);
+        if (result.n_messages < BATCH)
+            nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+    }
+    return CTL_OK; /* what is wrong with stdout is told by who flushes it at the end */
+}
