@@ -41,9 +41,11 @@ audit_look(struct audit *audit, uint64_t now_ms)
 {
     char about[32] = "further uids";
 
-    for (size_t i = 0; i < AUDIT_UIDS; i++) {
-        struct log_window *window = &audit->windows[AUDIT_UIDS - 1 - i];
-        if (i)
+    for (size_t i = AUDIT_UIDS; i-- > 0;) {
+        struct log_window *window = &audit->windows[i];
+        if (!window->n)
+            continue;
+        if (i < AUDIT_UIDS - 1)
             snprintf(about, sizeof(about), "uid %u", (unsigned)window->uid);
         window_look(window, now_ms, AUDIT_LINES, about);
     }
