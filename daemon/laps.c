@@ -29,8 +29,14 @@ end_span(struct laps *laps, uint64_t now_ns)
 void
 laps_end(struct laps *laps, uint64_t now_ns)
 {
-    if (laps->began_ns > 0)
-        raise_to(&laps->span_wall_ns, now_ns - laps->began_ns);
+    uint64_t ns = laps->began_ns > 0 ? now_ns - laps->began_ns : 0;
+    uint32_t i = 0;
+
+    while (i < LAPS_N - 1 && ns > NSEC_PER_USEC << i)
+        i++;
+    laps->n[i] += laps->began_ns > 0;
+    laps->sum_ns += ns;
+    raise_to(&laps->span_wall_ns, ns);
     laps->began_ns = 0;
     raise_to(&laps->wall_ns, laps->span_wall_ns);
     if (now_ns - laps->span_since_ns >= LAPS_SPAN_NS)

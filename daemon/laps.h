@@ -14,13 +14,16 @@
 #include <stdint.h>
 
 #define LAPS_SPAN_NS 500000
+#define LAPS_N       16 /* by length */
 
 struct laps {
     uint64_t cpu_ns, wall_ns; /* of the longest turn, by either clock */
-    uint64_t began_ns;        /* this turn; 0: no event has come */
-    uint64_t span_wall_ns;    /* the longest turn of the span */
-    uint64_t span_since_ns;   /* when the thread's clock was read, by the wall clock */
-    uint64_t span_cpu_ns;     /* and what it said */
+    uint64_t n[LAPS_N];       /* of core_figures, by the wall clock */
+    uint64_t sum_ns;
+    uint64_t began_ns;      /* this turn; 0: no event has come */
+    uint64_t span_wall_ns;  /* the longest turn of the span */
+    uint64_t span_since_ns; /* when the thread's clock was read, by the wall clock */
+    uint64_t span_cpu_ns;   /* and what it said */
 };
 
 /* An event of the turn. */

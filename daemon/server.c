@@ -316,6 +316,9 @@ on_figures(void *userdata, struct core_figures *ret)
 
     ret->turn_cpu_ns = s->conns.laps.cpu_ns;
     ret->turn_wall_ns = s->conns.laps.wall_ns;
+    ret->turns = s->conns.laps.n;
+    ret->n_turns = LAPS_N;
+    ret->turn_sum_ns = s->conns.laps.sum_ns;
     restart_figures(&s->restart, ret);
 }
 

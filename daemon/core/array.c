@@ -137,15 +137,17 @@ static void
 array_count(struct core *core, struct array *array, bool there)
 {
     struct device *device = &core->devices[array->device];
-    uint64_t one = there ? 1 : UINT64_MAX, bytes = array_bytes(core, array);
+    uint64_t one = there ? 1 : UINT64_MAX, bytes = one * array_bytes(core, array);
 
     array->pool->n_arrays += one;
     device->n_arrays += one;
     core->n_arrays += one;
+    device->allocated_of[array->kind] += bytes;
+    pool_zone(core, array->pool, array->device, array->kind)->allocated += bytes;
     if (array->kind == KIND_PINNED)
         return;
-    array->pool->allocated += there ? bytes : -bytes;
-    device->allocated += there ? bytes : -bytes;
+    array->pool->allocated += bytes;
+    device->allocated += bytes;
 }
 
 /* Its range may be of more bytes than a struct charge holds, and is charged beside it. */

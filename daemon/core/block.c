@@ -47,6 +47,8 @@ block_count(struct core *core, const struct block *block, bool there)
     device->n_legacy += block->kind == KIND_LEGACY ? one : 0;
     pool->n_blocks += one;
     block->charge.user->n_refs += one;
+    device->used_of[block->kind] += size;
+    block_zone(core, block)->used += size;
     *(block->kind == KIND_PINNED ? &device->pinned : &device->used) += size;
     *(block->kind == KIND_PINNED ? &pool->pinned : &pool->used) += size;
 }

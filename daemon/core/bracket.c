@@ -137,7 +137,7 @@ void
 bracket_refuse(struct core *core, struct bracket *bracket, const struct refusal *r)
 {
     assert(bracket->waiting);
-    send_refusal(core, bracket->conn, bracket->request, r);
+    send_refusal(core, bracket->conn, bracket->request, MSG_BEGIN, r);
     bracket_free(core, bracket);
 }
 
@@ -154,6 +154,8 @@ bracket_end(struct core *core, struct bracket *bracket, struct page *page, uint3
         if (claim->write)
             claim->use->array->abandoned = abandon;
     }
+    metrics_count(bracket->conn->user, COUNT_BRACKETS_ENDED, 1);
+    metrics_count(bracket->conn->user, COUNT_FENCES, page && !undone);
     bracket_free(core, bracket);
 }
 
@@ -318,6 +320,7 @@ bracket_resume(struct core *core, struct conn *conn, uint32_t request,
     bracket_insert(core, bracket);
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         resume_claim(conn, &bracket->claims[i]);
+    metrics_count(conn->user, COUNT_BRACKETS_BEGUN, 1);
     send_result(core, conn, request, MSG_BEGIN, &(struct msg_fences_result){}, NULL, 0);
     return 0;
 }
@@ -443,16 +446,20 @@ bracket_open(struct core *core, struct bracket *bracket)
     int rc;
 
     stop_waiting(core, bracket);
-    if (bracket->had_to_wait)
+    if (bracket->had_to_wait) {
         core->turns_given.last_ns = core->now_ns - bracket->since_ns;
+        metrics_count(conn->user, COUNT_WAITS, 1);
+        metrics_count(conn->user, COUNT_WAIT_NS, core->turns_given.last_ns);
+    }
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         use_hold(&bracket->claims[i]);
     bracket->waiting = false;
     rc = fences_reply(core, bracket, bracket->request, MSG_BEGIN, 0, 0, &r);
+    metrics_count(conn->user, COUNT_BRACKETS_BEGUN, rc == 0);
     if (rc == 0)
         return;
     if (rc == REFUSED)
-        send_refusal(core, conn, bracket->request, &r);
+        send_refusal(core, conn, bracket->request, MSG_BEGIN, &r);
     else
         conn_end(core, conn, "out of memory");
     bracket_free(core, bracket);

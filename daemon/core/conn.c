@@ -340,6 +340,8 @@ conn_end_one(struct core *core, struct conn *conn)
         return true;
     if (!stage && !conn->exited && (conn_has_uses(conn) || former_is_awaited(conn)))
         return false;
+    if (!stage)
+        metrics_count(conn->user, COUNT_DEATHS, conn->exited && conn_has_uses(conn));
     if (!stage || !stage(core, conn)) {
         conn->stage++;
         conn->looked_at = 0;

@@ -415,6 +415,10 @@ core_connect(struct core *core, uint64_t id, const struct core_peer *peer, uint6
         if (r == 0)
             conn->lacks_place = true;
     }
+    if (r == 0)
+        metrics_count(user, COUNT_CONNECTIONS, 1);
+    else if (r != -ENOMEM)
+        metrics_count(user, refused.limit, 1);
     user_touch(user); /* it may have been made for nothing */
     users_run(core);
     return r;
@@ -676,7 +680,7 @@ core_spent(struct core *core, uid_t uid, uint64_t ns)
     struct user *user = user_find(core, uid);
 
     if (user)
-        user->time_ns += ns;
+        metrics_count(user, COUNT_TIME_NS, ns);
 }
 
 void

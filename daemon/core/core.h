@@ -249,7 +249,11 @@ void core_spent(struct core *core, uid_t uid, uint64_t ns);
 /* What the caller knows: of its loop, and of what outlives this process. */
 struct core_figures {
     uint64_t turn_cpu_ns,
-        turn_wall_ns;  /* the longest turn, by its thread's time and the clock */
+        turn_wall_ns;      /* the longest turn, by its thread's time and the clock */
+    const uint64_t *turns; /* [i]: how many took no longer than 1 us << i, and longer than those
+                              before; the last one: all others */
+    uint32_t n_turns;
+    uint64_t turn_sum_ns; /* of all of them, by the clock */
     uint64_t restarts; /* daemons that have left the keeper their arrays, one after the other */
     uint64_t journal_bytes;
     uint32_t n_kept; /* fds that the keeper has */

@@ -20,7 +20,8 @@ struct device {
     TAILQ_HEAD(flusher_list, flusher) flushers; /* by until */
     uint64_t used, pinned;       /* bytes of blocks, in device and in host memory */
     uint64_t allocated, pending; /* bytes of ranges: of arrays; in the queue */
-    uint64_t reserve;            /* bytes of reserved blocks */
+    uint64_t used_of[N_KINDS], allocated_of[N_KINDS]; /* the same by kind, host memory, too */
+    uint64_t reserve;                                 /* bytes of reserved blocks */
     uint64_t n_blocks, n_arrays;
     uint64_t n_legacy; /* blocks: while there are some, the daemon has a context there */
     uint64_t n_releases, n_quarantined, bytes_quarantined;

@@ -106,7 +106,7 @@ flush_leave(struct core *core, struct flusher *flusher)
     if (--flush->n_waiting)
         return;
     if (flush->failed)
-        send_refusal(core, flush->conn, flush->request, &flush->refusal);
+        send_refusal(core, flush->conn, flush->request, MSG_FLUSH, &flush->refusal);
     else
         send_result(core, flush->conn, flush->request, MSG_FLUSH, &flush->result, NULL, 0);
     flush_drop(core, flush);

@@ -180,7 +180,7 @@ grant_created(struct core *core, struct conn *conn, uint32_t request, struct arr
         rc = grant_add(core, conn, &grant, array, false, &r);
     if (rc) {
         if (rc == REFUSED)
-            send_refusal(core, conn, request, &r);
+            send_refusal(core, conn, request, MSG_CREATE, &r);
         else
             conn_end(core, conn, "out of memory");
         array_abandon(core, array);

@@ -135,7 +135,7 @@ core_page_done(struct core *core, uint64_t id, const struct core_page_result *re
     if (result->error) {
         refusal_fill(&r, PROTO_ERR_LIMIT, "no page of timelines could be made: %s",
                      strerror(-result->error));
-        send_refusal(core, page->conn, page->request, &r);
+        send_refusal(core, page->conn, page->request, MSG_PAGE, &r);
         page_remove(core, page);
         return;
     }

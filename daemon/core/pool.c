@@ -271,12 +271,14 @@ pool_check(const struct core *core, const struct pool *pool, enum core_kind kind
     if (pool->quota)
         left = pool->used < pool->quota ? pool->quota - pool->used : 0;
     if (kind != KIND_PINNED && bytes > left)
-        rc = refuse(r, PROTO_ERR_QUOTA,
-                    "pool \"%s\": quota of %s exceeded by %s (caidctl show --pool=%s)",
-                    pool->name, SIZE_TEXT(pool->quota), SIZE_TEXT(bytes - left), pool->name);
+        rc = refuse_limit(COUNT_LIMIT_QUOTA, r, PROTO_ERR_QUOTA,
+                          "pool \"%s\": quota of %s exceeded by %s (caidctl show --pool=%s)",
+                          pool->name, SIZE_TEXT(pool->quota), SIZE_TEXT(bytes - left),
+                          pool->name);
     else if (pool->n_blocks >= core->config.blocks)
-        rc = refuse(r, PROTO_ERR_LIMIT, "pool \"%s\": limit of %u blocks reached", pool->name,
-                    core->config.blocks);
+        rc = refuse_limit(COUNT_LIMIT_BLOCKS, r, PROTO_ERR_LIMIT,
+                          "pool \"%s\": limit of %u blocks reached", pool->name,
+                          core->config.blocks);
     if (rc)
         snprintf(r->pool, sizeof(r->pool), "%s", pool->name);
     return rc;

@@ -30,6 +30,7 @@ struct zone {                   /* what a pool has of one kind on one device */
     struct array_list pendings; /* whose ranges lie there, oldest first */
     uint64_t pending;           /* bytes of those */
     uint64_t spare;             /* bytes of own blocks that nobody uses */
+    uint64_t used, allocated;   /* bytes of blocks; of them, those that arrays take */
     uint64_t n_own_pending;     /* those of them whose array is pending */
     uint64_t n_doomed;          /* blocks that are doomed or being released */
     uint64_t last_doom;         /* the number of the one that was doomed last */

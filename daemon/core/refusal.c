@@ -12,6 +12,7 @@ refusal_fill(struct refusal *r, enum proto_error code, const char *fmt, ...)
     r->code = code;
     r->cuda = 0;
     r->pool[0] = '\0';
+    r->limit = 0;
     va_start(ap, fmt);
     vsnprintf(r->text, sizeof(r->text), fmt, ap);
     va_end(ap);

@@ -18,6 +18,7 @@
 struct refusal {
     enum proto_error code;
     int32_t cuda;
+    uint8_t limit;                 /* that was reached, see refuse_limit(); 0: none */
     char pool[PROTO_POOL_MAX + 1]; /* whose quota it is; "": no pool's */
     char text[512];
 };
@@ -26,6 +27,9 @@ void refusal_fill(struct refusal *r, enum proto_error code, const char *fmt, ...
 
 /* A macro, so that the compiler sees that it is never 0. */
 #define refuse(...) (refusal_fill(__VA_ARGS__), REFUSED)
+/* Of what has a limit: enum count says which. */
+#define refuse_limit(limit_, r, ...) \
+    (refusal_fill(r, __VA_ARGS__), (r)->limit = (uint8_t)(limit_), REFUSED)
 
 /* "1.5 GiB", for messages */
 #define SIZE_TEXT_MAX 32

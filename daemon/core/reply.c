@@ -46,7 +46,8 @@ conn_end(struct core *core, struct conn *conn, const char *reason)
 
 /* Sends core->buf to conn, with the fds. */
 static void
-send_buf(struct core *core, struct conn *conn, const int *fds, size_t n_fds)
+send_buf(struct core *core, struct conn *conn, enum msg_method method, const struct refusal *r,
+         const int *fds, size_t n_fds)
 {
     size_t n_fd_bytes = n_fds * sizeof(*fds);
     struct entry *e;
@@ -69,6 +70,7 @@ send_buf(struct core *core, struct conn *conn, const int *fds, size_t n_fds)
     e->action.fds = own_fds;
     e->action.n_fds = n_fds;
     entry_push(core, e);
+    metrics_count_outcome(conn->user, method, r);
 }
 
 void
@@ -80,18 +82,19 @@ send_result(struct core *core, struct conn *conn, uint32_t request, enum msg_met
     if (r < 0)
         conn_end(core, conn, r == -ENOMEM ? "out of memory" : "a reply exceeds a packet");
     else
-        send_buf(core, conn, fds, n_fds);
+        send_buf(core, conn, method, NULL, fds, n_fds);
     MONITOR(core, conn, MSG_RESPONSE, method, request, result, (struct msg_str){0});
 }
 
 void
-send_refusal(struct core *core, struct conn *conn, uint32_t request, const struct refusal *r)
+send_refusal(struct core *core, struct conn *conn, uint32_t request, enum msg_method method,
+             const struct refusal *r)
 {
     audit_refusal(core, conn, r);
     if (msg_encode_error(&core->buf, request, r->code, r->text, r->cuda) < 0)
         conn_end(core, conn, "out of memory");
     else
-        send_buf(core, conn, NULL, 0);
+        send_buf(core, conn, method, r, NULL, 0);
     MONITOR(core, conn, MSG_RESPONSE, MSG_UNKNOWN, request,
             (&(struct msg_error){.code = r->code, .text = MSG_STR(r->text), .cuda = r->cuda}),
             (struct msg_str){0});

@@ -12,7 +12,7 @@ struct core;
 void send_result(struct core *core, struct conn *conn, uint32_t request, enum msg_method method,
                  const void *result, const int *fds, size_t n_fds);
 void send_refusal(struct core *core, struct conn *conn, uint32_t request,
-                  const struct refusal *r);
+                  enum msg_method method, const struct refusal *r);
 /* Ends a connection: cannot fail. reason is static. */
 void conn_end(struct core *core, struct conn *conn, const char *reason);
 

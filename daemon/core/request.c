@@ -266,7 +266,9 @@ request_handle(struct core *core, struct conn *conn, const void *packet, size_t 
     why = violation(conn, &m);
     rc = why ? -EPROTO : dispatch(core, conn, &m, &r);
     if (rc == REFUSED && m.type == MSG_REQUEST)
-        send_refusal(core, conn, m.id, &r);
+        send_refusal(core, conn, m.id, m.method, &r);
+    if (rc >= 0 && m.type == MSG_NOTIFY)
+        metrics_count_outcome(conn->user, m.method, rc == REFUSED ? &r : NULL);
     /* Without an answer to refuse by, bad parameters end the connection; what is unknown is a
      * newer client's, and is let pass. */
     if (rc == REFUSED && m.type == MSG_NOTIFY && m.method != MSG_UNKNOWN)

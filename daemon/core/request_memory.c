@@ -88,7 +88,7 @@ reply_memory(struct core *core, struct conn *conn, const struct job *job,
             refusal_fill(&r, PROTO_ERR_DRIVER, "device %u (%s): no memory figures: %s",
                          first + i, core->devices[first + i].info.name, results[i].text);
             r.cuda = results[i].cuda;
-            send_refusal(core, conn, job->request, &r);
+            send_refusal(core, conn, job->request, MSG_MEMORY_INFO, &r);
             return;
         }
         devices[i] = memory_record(core, conn->user->pool, first + i, &results[i]);
@@ -210,7 +210,7 @@ user_record(const struct user *user)
     return (struct msg_user){.uid = user->uid,
                              .pending = user->n_pending,
                              .deferred = user->n_deferring,
-                             .time_ns = user->time_ns,
+                             .time_ns = user->counts[COUNT_TIME_NS],
 #define RESOURCE(NAME, figure, limit, bytes, text) .figure = user->used[RES_##NAME],
                              RESOURCES(RESOURCE)
 #undef RESOURCE

@@ -174,7 +174,7 @@ cancel_watch(struct core *core, struct watch *watch)
     struct refusal r;
 
     refusal_fill(&r, PROTO_ERR_CANCELLED, "the watch was cancelled");
-    send_refusal(core, watch->conn, watch->request, &r);
+    send_refusal(core, watch->conn, watch->request, MSG_WATCH, &r);
     watch_free(core, watch);
 }
 
@@ -194,7 +194,7 @@ HANDLER(on_cancel)
         cancel_watch(core, watch);
     if (published_cancel(conn, request)) {
         refusal_fill(r, PROTO_ERR_CANCELLED, "the wait for parts was cancelled");
-        send_refusal(core, conn, request, r);
+        send_refusal(core, conn, request, MSG_PARTS, r);
     }
     if (bracket) {
         refusal_fill(r, PROTO_ERR_CANCELLED, "the wait for an array was cancelled");

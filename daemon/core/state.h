@@ -29,7 +29,7 @@
  *   refusal journal │ actions user device │ audit │ array_view reply+monitor job pool hold
  *   expiry ticket │ persist │ block done lost set use │ array array_index linger watch │ page part
  *   reclaim │ settle fences flush │ lease publish │ former grant │ bracket waiter │ release conn
- *   request_* │ renewal request work │ core │ restore (+: each calls the other)
+ *   request_* │ metrics renewal request work │ core │ restore (+: each calls the other)
  */
 #pragma once
 
@@ -50,6 +50,8 @@
 #include "ticket.h"
 #include "user.h"
 #include "watch.h"
+
+#define N_OUTCOMES 64 /* PROTO_OK, and errors.def up to 63 */
 
 struct core {
     struct core_config config; /* deep copy */
@@ -92,6 +94,8 @@ struct core {
     size_t reply_max; /* bytes of records */
     uint64_t n_searches, n_arrivals;
     struct core_turns turns_given;
+    uint64_t counts[N_COUNTS];
+    uint64_t outcomes[MSG_N_METHODS + 1][N_OUTCOMES]; /* of unknown methods, too: metrics.c */
     struct persist persist;
     struct renewal renewal;
     struct entries queue;
@@ -119,6 +123,24 @@ static inline bool
 is_administrator(const struct core *core, const struct user *user)
 {
     return user->uid == 0 || (user->uid == core->config.uid && !user->pool->is_none);
+}
+
+/* Counts what has happened, for its user, whose counts go with it, and for all. */
+static inline void
+metrics_count(struct user *user, enum count count, uint64_t n)
+{
+    user->counts[count] += n;
+    user->core->counts[count] += n;
+}
+
+/* Of a request that was answered, or a notification. r: NULL where it was not refused. */
+static inline void
+metrics_count_outcome(struct user *user, enum msg_method method, const struct refusal *r)
+{
+    user->core->outcomes[method][r ? r->code : PROTO_OK]++;
+    metrics_count(user, r ? COUNT_REFUSED : COUNT_ANSWERED, 1);
+    if (r)
+        metrics_count(user, r->limit, 1);
 }
 
 /* A uid's, which has its own pool; gid: of that, where it is made. -ENOMEM. */

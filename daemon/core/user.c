@@ -137,17 +137,18 @@ int
 user_check(const struct user *user, enum resource res, uint64_t amount, struct refusal *r)
 {
     uint64_t limit = room(user, res), used = user->used[res];
+    uint32_t reached = COUNT_LIMIT_CONNECTIONS + res; /* in the same order */
 
     if (!r || amount == 0 || (used <= limit && amount <= limit - used))
         return 0;
     if (resources[res].is_bytes)
-        return refuse(r, PROTO_ERR_QUOTA,
-                      "uid %" PRIuMAX ": limit of %s %s exceeded by %s (caidctl show)",
-                      (uintmax_t)user->uid, SIZE_TEXT(limit), resources[res].text,
-                      SIZE_TEXT(used + amount - limit));
-    return refuse(r, PROTO_ERR_LIMIT,
-                  "uid %" PRIuMAX ": limit of %" PRIu64 " %s reached (caidctl show)",
-                  (uintmax_t)user->uid, limit, resources[res].text);
+        return refuse_limit(reached, r, PROTO_ERR_QUOTA,
+                            "uid %" PRIuMAX ": limit of %s %s exceeded by %s (caidctl show)",
+                            (uintmax_t)user->uid, SIZE_TEXT(limit), resources[res].text,
+                            SIZE_TEXT(used + amount - limit));
+    return refuse_limit(reached, r, PROTO_ERR_LIMIT,
+                        "uid %" PRIuMAX ": limit of %" PRIu64 " %s reached (caidctl show)",
+                        (uintmax_t)user->uid, limit, resources[res].text);
 }
 
 int

@@ -45,12 +45,39 @@ enum resource {
     N_RESOURCES,
 };
 
+/* COUNT(NAME, its name in metrics): of what has happened, ever. Brackets of who has died have
+ * begun, and do not end. */
+#define COUNTS(COUNT)                             \
+    COUNT(CONNECTIONS, "connections_total")       \
+    COUNT(DEATHS, "deaths_total")                 \
+    COUNT(ANSWERED, "answered_total")             \
+    COUNT(REFUSED, "refused_total")               \
+    COUNT(BRACKETS_BEGUN, "brackets_begun_total") \
+    COUNT(BRACKETS_ENDED, "brackets_ended_total") \
+    COUNT(FENCES, "fences_total")                 \
+    COUNT(WAITS, "waits_total")                   \
+    COUNT(WAIT_NS, "wait_ns_total")               \
+    COUNT(TIME_NS, "time_ns_total")
+
+enum count {
+    COUNT_NONE,
+#define COUNT(NAME, name) COUNT_##NAME,
+    COUNTS(COUNT)
+#undef COUNT
+    COUNT_LIMIT_QUOTA, /* refusals by what was reached, for struct refusal: of a pool, */
+    COUNT_LIMIT_BLOCKS,
+#define RESOURCE(NAME, figure, limit, bytes, text) COUNT_LIMIT_##NAME, /* of a uid */
+    RESOURCES(RESOURCE)
+#undef RESOURCE
+    N_COUNTS,
+};
+
 struct user {
     RB_ENTRY(user) node;
     struct core *core;
     uid_t uid;
     uint64_t used[N_RESOURCES];
-    uint64_t time_ns; /* spent on it */
+    uint64_t counts[N_COUNTS]; /* TIME_NS: of the loop, spent on it */
     struct monitor_list monitors;
     struct pool *pool; /* the uid's own */
     struct job_list waiting;

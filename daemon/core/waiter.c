@@ -71,7 +71,7 @@ waiter_answer(struct core *core, struct waiter *waiter)
 
     TAILQ_REMOVE(waiter->in, waiter, link);
     if (waiter->refused)
-        send_refusal(core, conn, waiter->request, &waiter->refusal);
+        send_refusal(core, conn, waiter->request, MSG_CREATE, &waiter->refusal);
     if (conn->closing || waiter->refused)
         array_abandon(core, waiter->array);
     else

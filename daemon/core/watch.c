@@ -109,7 +109,7 @@ watch_tell(struct core *core, struct watch *watch)
 
     if (watch->is_over) {
         refusal_fill(&r, PROTO_ERR_NOT_FOUND, "no pool \"%s\" any more", watch->pool->name);
-        send_refusal(core, watch->conn, watch->request, &r);
+        send_refusal(core, watch->conn, watch->request, MSG_WATCH, &r);
     } else {
         watch_answer(core, watch->conn, watch->request, watch->generation);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Client: names, arrays, pools and users, as the daemon knows them. Results are lists of plain
- * tuples: py_record().
+ * Client: names, arrays, pools, users and metrics, as the daemon knows them. Results are lists of
+ * plain tuples: py_record().
  */
 #include "module.h"
 
@@ -30,12 +30,13 @@ collect(struct collector *c, const void *record)
 }
 
 /* collect() for libcaid. */
-#define COLLECT(name)                                                            \
-    static int collect_##name(const struct caid_##name *record, void *collector) \
-    {                                                                            \
-        return collect(collector, record);                                       \
-    }                                                                            \
+#define COLLECT_OF(name, of)                                            \
+    static int collect_##name(const struct of *record, void *collector) \
+    {                                                                   \
+        return collect(collector, record);                              \
+    }                                                                   \
     struct collector
+#define COLLECT(name) COLLECT_OF(name, caid_##name)
 
 /* The list of what a call makes, with the client, c, with collector and error. */
 #define LIST_OF(self, fields_, call)                                      \
@@ -245,4 +246,20 @@ PyObject *
 py_client_users(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     return LIST_OF(py_client(op), user_fields, caid_users(c, collect_user, &collector, &error));
+}
+
+#undef F
+#define F(field) PY_FIELD(struct cuda_metric, field)
+
+static const struct py_field metric_fields[] = {
+    F(name), F(value), F(kind), F(outcome), F(device), F(pool), F(uid), F(le_ns), {0},
+};
+
+COLLECT_OF(metric, cuda_metric);
+
+PyObject *
+py_client_metrics(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return LIST_OF(py_client(op), metric_fields,
+                   cuda_metrics(c, collect_metric, &collector, &error));
 }

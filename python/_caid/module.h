@@ -328,6 +328,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(unnamed, "Arrays without a name: a list of tuples.")                                 \
     METHOD(users, METH_NOARGS, "What uids are charged: a list of tuples.")                    \
     METHOD(pools, METH_NOARGS, "Pools that may be read: a list of tuples.")                   \
+    METHOD(metrics, METH_NOARGS, "The daemon's figures: a list of tuples.")                   \
     METHOD(memory_info, METH_O, "Memory of a device: a tuple.")                               \
     METHOD(flush, METH_O, "Frees what waits: (entries, blocks, bytes).")                      \
     METHOD(defer_begin, METH_NOARGS, "Holds back what waits to be freed.")                    \

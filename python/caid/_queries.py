@@ -17,6 +17,7 @@ from ._records import (
     Holder,
     Lost,
     MemoryInfo,
+    Metric,
     Pool,
     Status,
     User,
@@ -139,6 +140,12 @@ class Queries(_caid.Client):
         """What the caller's uid is charged; for root and the daemon's own uid, every uid: list of
         User."""
         return [User._make(user) for user in self._users()]
+
+    def metrics(self) -> List[Metric]:
+        """What the daemon has counted since its start, and what there is: of all users together, of
+        those that users() gives, and of the pools that pools() gives. docs/PROTOCOL.md has the
+        names: list of Metric."""
+        return [Metric._make(metric) for metric in self._metrics()]
 
     # --- memory -----------------------------------------------------------------------------
 

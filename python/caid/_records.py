@@ -15,6 +15,7 @@ __all__ = [
     "IpcHandle",
     "Lost",
     "MemoryInfo",
+    "Metric",
     "PointerInfo",
     "Pool",
     "Status",
@@ -117,6 +118,19 @@ class Change(NamedTuple):
     name: str
     pool: Optional[str]  #: None: the caller's own
     generation: int  #: of the array that has the name now; 0: none has
+
+
+class Metric(NamedTuple):
+    """A figure of the daemon's."""
+
+    name: str  #: one that ends in ``_total`` only grows, until the daemon ends
+    value: int
+    kind: Optional[str]  #: the method, limit or resource, or the kind of memory
+    outcome: Optional[str]  #: of requests: "OK", or the code of an error
+    device: Optional[str]  #: UUID
+    pool: Optional[str]
+    uid: int  #: whose it is, where the name begins with ``user_``
+    le_ns: int  #: of "turns": those counted took no longer, but longer than those before; 0: longer than all
 
 
 class Lost(NamedTuple):

@@ -2,7 +2,7 @@
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, monitor, create, many,
-million, sets, handoff, arena, allocators, storage, sending, weights, daemon, restart, attack, crowd; without
+million, sets, handoff, arena, allocators, storage, sending, weights, daemon, restart, metrics, attack, crowd; without
 one, all of them.
 
 open, create, handoff, arena, allocators, storage, sending, weights, daemon and restart are for the GPU, where there is one. The
@@ -168,10 +168,16 @@ def bench_restart(_folder):
     script("bench_restart.py")
 
 
+def bench_metrics(_folder):
+    with caid.LocalDaemon(driver="soft") as daemon:
+        script("bench_metrics.py", daemon.address)
+
+
 BENCHES = {"soft": bench_soft, "open": bench_open, "monitor": bench_monitor, "create": bench_create, "many": bench_many,
            "million": bench_million, "sets": bench_sets, "handoff": bench_handoff,
            "arena": bench_arena, "allocators": bench_allocators, "storage": bench_storage,
            "sending": bench_sending, "weights": bench_weights, "daemon": bench_daemon, "restart": bench_restart,
+           "metrics": bench_metrics,
            "attack": bench_attack, "crowd": bench_crowd}
 AS_ROOT = {"attack", "crowd"}
 

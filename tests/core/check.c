@@ -638,12 +638,19 @@ check_zone(const struct core *core, const struct pool *pool, const struct zone *
     CHECK(zone->n_own_pending == n_own_pending && zone->n_doomed == n_doomed);
 }
 
+/* What metrics has by kind is what there is of all. */
+static void
+check_kinds(uint64_t used, uint64_t allocated, const struct tally *t)
+{
+    CHECK(used == t->bytes + t->pinned && allocated >= t->allocated);
+}
+
 static void
 check_pool(struct core *core, struct pool *pool)
 {
     struct tally t = {.pool = pool};
     const struct block *block;
-    uint64_t reserve = 0;
+    uint64_t reserve = 0, used = 0, allocated = 0;
 
     tally_all(core, &t);
     CHECK(pool->n_arrays == t.arrays && pool->n_names == t.names);
@@ -657,16 +664,26 @@ check_pool(struct core *core, struct pool *pool)
         reserve += block->size;
     }
     CHECK(pool->reserve == reserve + pool->doomed && pool->reserve == t.reserve);
-    for (size_t i = 0; i < core->config.n_devices * N_KINDS; i++)
+    for (size_t i = 0; i < core->config.n_devices * N_KINDS; i++) {
         check_zone(core, pool, &pool->zones[i]);
+        used += pool->zones[i].used;
+        allocated += pool->zones[i].allocated;
+    }
+    check_kinds(used, allocated, &t);
 }
 
 static void
 check_device(struct core *core, const struct device *device)
 {
     struct tally t = {.device = device};
+    uint64_t used = 0, allocated = 0;
 
     tally_all(core, &t);
+    for (size_t i = 0; i < N_KINDS; i++) {
+        used += device->used_of[i];
+        allocated += device->allocated_of[i];
+    }
+    check_kinds(used, allocated, &t);
     dealloc_check(&device->queue);
     CHECK(device->n_arrays == t.arrays && device->n_blocks == t.blocks);
     CHECK(device->allocated == t.allocated && device->pending == t.pending);

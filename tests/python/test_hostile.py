@@ -52,6 +52,14 @@ def test_a_daemon_cannot_choose_what_is_loaded(tmp_path, monkeypatch, driver):
             caid.connect(str(tmp_path / "s"))
 
 
+@pytest.mark.parametrize("page", [{"metrics": []}, {"from": 1}, {"from": 1, "pool": "p" * 600}])
+def test_metrics_that_do_not_get_on(tmp_path, page):
+    answer = {"metrics": [{"name": "x", "value": 1}], "more": True, **page}
+    with fake_daemon(tmp_path / "s", metrics=answer), caid.connect(str(tmp_path / "s")) as c:
+        with pytest.raises(caid.ProtocolError):
+            c.metrics()
+
+
 # --- any record -----------------------------------------------------------------------------
 
 SIZE = 1 << 21
