@@ -30,11 +30,11 @@ root=$stage/root$prefix
 
 for file in bin/caid bin/caid-keeper bin/caidctl include/caid/caid.h lib/systemd/system/caid.service \
     lib/systemd/system/caid.socket lib/systemd/system/caid-keeper.service \
-    lib/systemd/system/caid-keeper.socket; do
+    lib/systemd/system/caid-keeper.socket lib/systemd/system/caid-exporter.service; do
     [ -f "$root/$file" ] || fail "$file is not installed"
 done
 if [ -d "$build/man" ]; then
-    for page in man8/caid.8 man8/caid-keeper.8 man1/caidctl.1 man5/caid.conf.5; do
+    for page in man8/caid.8 man8/caid-keeper.8 man8/caid-exporter.8 man1/caidctl.1 man5/caid.conf.5; do
         [ -f "$root/share/man/$page" ] || fail "$page is not installed"
     done
 fi
