@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Iterator
 from mpi4py import MPI
 
 from . import _array, _cai, _default
-from ._errors import CancelledError, invalid
+from ._errors import CancelledError, closed, invalid
 from ._handles import Closing
 from ._reference import Reference
 from ._staging import Lane
@@ -44,7 +44,7 @@ def machine_comm(comm: MPI.Intracomm, client: Client | None = None) -> MPI.Intra
     It is the daemon that tells the machine: containers on one may have the same, and users on one their own,
     which MPI's split by shared memory does not see. Collective. Client: the default one without it."""
     with Phase(comm) as phase:
-        phase.value = _place(client or _default.default_client())
+        phase.value = place(client or _default.default_client())
     return comm.Split(phase.values.index(phase.value), comm.rank)
 
 
@@ -91,7 +91,7 @@ def bcast_by_reference(
                 client, device = phase.value._kept[0][0], max(a._memory.mapped_device, 0)
             else:
                 client = client or _default.default_client()
-                phase.value = _place(client)
+                phase.value = place(client)
         told = phase.values[root]
         machines = Machines(phase.values, root)
         references = [told] * comm.size
@@ -105,7 +105,7 @@ def bcast_by_reference(
                     phase.value = stack.enter_context(Reference(array))
             references = phase.values
             with Phase(comm) as phase, machines.between(comm) as leaders:
-                if leaders is not None:
+                if leaders:
                     send(phase, leaders, lane, ordered, direct)
         with contextlib.ExitStack() as opened:
             with Phase(comm):
@@ -118,16 +118,13 @@ def bcast_by_reference(
 
 def is_cuda_aware(comm, asked):
     """Whether MPI takes addresses of a device: what was asked for, or what MPI tells."""
-    if asked is not None:
-        return asked
     info = comm.Get_info()
-    try:
-        return "cuda" in (info.Get("mpi_memory_alloc_kinds") or "")
-    finally:
-        info.Free()
+    kinds = info.Get("mpi_memory_alloc_kinds") or ""
+    info.Free()
+    return "cuda" in kinds if asked is None else asked
 
 
-def _place(at):
+def place(at):
     return at.machine_id, at.daemon_id
 
 
@@ -187,10 +184,10 @@ class Machines:
     """Which ranks are at one daemon, and who leads them: the first of them, and the root."""
 
     def __init__(self, told: list, root: int):
-        self._places = [at if isinstance(at, tuple) else _place(at) for at in told]
-        self._leaders = {self._places[root]: root}
-        for rank, place in enumerate(self._places):
-            self._leaders.setdefault(place, rank)
+        self._places = [at if isinstance(at, tuple) else place(at) for at in told]
+        self._root, self._leaders = root, {self._places[root]: root}
+        for rank, at in enumerate(self._places):
+            self._leaders.setdefault(at, rank)
 
     @property
     def several(self) -> bool:
@@ -203,20 +200,15 @@ class Machines:
         return self.leader_of(rank) == rank
 
     @contextlib.contextmanager
-    def between(self, comm: MPI.Intracomm) -> Iterator[MPI.Intracomm | None]:
-        """The communicator of the leaders, of whom the root is the first; None for others."""
-        if not self.leads(comm.rank):
-            yield None
-            return
-        whole = comm.Get_group()
-        group = whole.Incl(list(self._leaders.values()))
-        leaders = comm.Create_group(group)
+    def between(self, comm: MPI.Intracomm) -> Iterator[MPI.Intracomm]:
+        """The communicator of the leaders, of whom the root is the first; for others a null one. Collective."""
+        leads = self.leads(comm.rank)
+        leaders = comm.Split(0 if leads else MPI.UNDEFINED, comm.rank != self._root)
         try:
             yield leaders
         finally:
-            leaders.Free()
-            group.Free()
-            whole.Free()
+            if leads:
+                leaders.Free()
 
 
 # --- bytes ----------------------------------------------------------------------------------
@@ -239,6 +231,8 @@ def send(phase: Phase, leaders: MPI.Intracomm, lane: Lane, array: Array, direct:
             with phase.trying():
                 piece.copy_from_host(buffer, stream=slot.stream)
                 slot.copied.record(slot.stream)
+    with phase.trying():
+        lane.stream.synchronize()
 
 
 def _at(address, nbytes):
@@ -289,6 +283,7 @@ class Halo(Closing):
     ):
         self._storage, self._cart, self._stack = storage, cart, contextlib.ExitStack()
         self._sides: list[_Side] = []
+        self._closed = False
         with contextlib.ExitStack() as stack:
             with Phase(cart) as phase:
                 if storage.device is None or storage.ndim < cart.ndim:
@@ -298,8 +293,7 @@ class Halo(Closing):
                     phase.value[0] = stack.enter_context(Reference(storage._array))
                     client = client or phase.value[0]._kept[0][0]
             with Phase(cart):
-                direct = is_cuda_aware(cart, cuda_aware)
-                box = client or _default.default_client(), storage._array._layout.element, direct
+                box = client or _default.default_client(), storage._array, is_cuda_aware(cart, cuda_aware)
                 for axis in range(cart.ndim):
                     for end, rank in enumerate(cart.Shift(axis, 1)):
                         if rank != MPI.PROC_NULL:
@@ -311,7 +305,7 @@ class Halo(Closing):
     def close(self) -> None:
         """Lets go of the neighbours' memory. Idempotent."""
         self._stack.close()
-        self._sides = []
+        self._closed = True
 
     def exchange(self) -> None:
         """Work on the storage that caid knows of comes before, and it is done on return. Errors are raised at
@@ -319,6 +313,8 @@ class Halo(Closing):
         from .storage import fields
 
         with Phase(self._cart) as phase, contextlib.ExitStack() as stack:
+            if self._closed:
+                raise closed("the halo is closed")
             mine = None
             with phase.trying():
                 (mine,) = stack.enter_context(fields(write=[self._storage], device="gpu"))
@@ -348,16 +344,17 @@ class _Side:
         wanted = _strip(its_shape, its_halo, axis, n_axes, 1 - end, None)
         if (_extents(self._ghost), _extents(self._edge)) != (_extents(self._theirs), _extents(wanted)):
             raise invalid(f"dimension {axis}: rank {rank} has shape {its_shape} and halo {its_halo}")
-        self._is_here = None not in (my_reference, reference) and _place(my_reference) == _place(reference)
+        self._is_here = None not in (my_reference, reference) and place(my_reference) == place(reference)
         self._source = self._inbox = self._outbox = None
 
-    def open(self, stack, client, element, cuda_aware):
+    def open(self, stack, client, array, cuda_aware):
         if self._is_here:
             self._source = stack.enter_context(self._reference.open(client, "r"))[self._theirs]
             return
+        element, device = array._layout.element, max(array._memory.mapped_device, 0)
         memory = "device" if cuda_aware else "pinned"
         self._inbox, self._outbox = (
-            stack.enter_context(client.empty(_extents(strip), element, memory=memory))
+            stack.enter_context(client.empty(_extents(strip), element, memory=memory, device=device))
             for strip in (self._ghost, self._edge)
         )
 

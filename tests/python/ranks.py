@@ -5,7 +5,10 @@ The first ranks have the first socket, and so on: daemons that stand for machine
 
 import contextlib
 import os
+import pathlib
+import shutil
 import sys
+import tempfile
 
 import numpy
 from mpi4py import MPI
@@ -18,6 +21,8 @@ os.environ["CAID_SOCKET"] = SOCKETS[MACHINE]
 import caid  # noqa: E402
 import caid.mpi  # noqa: E402
 import caid.storage  # noqa: E402
+import caid.weights  # noqa: E402
+import models  # noqa: E402
 from conftest import wait_until  # noqa: E402
 
 STRUCT = numpy.dtype([("a", "<i2"), ("b", "<f8", (2,))])
@@ -33,8 +38,9 @@ class Counted:
     def __getattr__(self, name):
         return getattr(self._comm, name)
 
-    def Create_group(self, group):
-        return Counted(self._comm.Create_group(group), self.counts)
+    def Split(self, *args):
+        split = self._comm.Split(*args)
+        return Counted(split, self.counts) if split else split
 
     def Bcast(self, what):
         self.counts["received" if self._comm.rank else "sent"] += what[0].nbytes
@@ -234,6 +240,52 @@ def one_halo(seed, halo, kinds, periodic):
             rows = sum(halo[0]) if periodic else halo[0][cart.coords[0]]
             assert comm.counts["sent"] == 2 * rows * 7 * u.shape[2] * 4, (comm.counts, rows)
     cart.Free()
+
+
+# --- weights --------------------------------------------------------------------------------
+
+
+def weights():
+    """Files are read by rank 0 alone; each machine gets them once, and all or none has the name."""
+    client, values = caid.default_client(), numpy.arange(3000, dtype="<i4")
+    told = {"a": ("I32", (3000,), values.tobytes()), "b": ("F64", (2, 0), b""), "c": ("U8", (7,), bytes(range(7)))}
+    model = None
+    if COMM.rank == 0:
+        model = models.write(pathlib.Path(tempfile.mkdtemp()) / "m.safetensors", told, {"x": "y"})
+    small_chunks(5000)
+    for _ in range(2):
+        comm = Counted(COMM)
+        version = caid.weights.load(model, "m", comm=comm, tie={"d": "a"})
+        sent = COMM.allreduce(comm.counts["sent"])
+        assert 12007 <= sent <= 12007 + 2 * 512, sent
+        with caid.weights.open("m") as got:
+            assert got.version == version
+            assert got["a"].copy_to_host().tolist() == got["d"].copy_to_host().tolist() == values.tolist()
+            assert got["c"].copy_to_host().tolist() == list(range(7)) and got["b"].shape == (2, 0)
+            assert got.file_metadata == {"x": "y"}
+    pool = {"pool": "no such"} if COMM.rank == 2 else {}
+    raises(caid.NotFoundError if COMM.rank == 2 else caid.CancelledError,
+           lambda: caid.weights.load(model, "other", comm=COMM, **pool))
+    with failing_copies() if COMM.rank == 2 else contextlib.nullcontext():
+        raises(RuntimeError if COMM.rank == 2 else caid.CancelledError,
+               lambda: caid.weights.load(model, "other", comm=COMM))
+    raises(FileNotFoundError if COMM.rank == 0 else caid.CancelledError,
+           lambda: caid.weights.load("/nowhere", "other", comm=COMM))
+    assert not client.exists("other/")
+    COMM.Barrier()
+    if COMM.rank in (0, 2):
+        client.unlink("m/")
+    if model is not None:
+        shutil.rmtree(model.parent)
+    nothing_left(client)
+
+
+def forever():
+    """Broadcasts, until it is killed."""
+    with caid.default_client().zeros(1 << 20, "u1") as a:
+        print(os.getpid(), flush=True)
+        while True:
+            caid.mpi.bcast_by_reference(COMM, a).close()
 
 
 if __name__ == "__main__":

@@ -1,64 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
 """caid.mpi with four ranks on two daemons that stand for two machines. What the ranks do is in ranks.py."""
 
-import contextlib
 import os
 import pathlib
+import random
 import shutil
+import signal
 import subprocess
-import sys
+import time
 
-import caid
 import pytest
-from conftest import PATIENCE_S, wait_until
-from numba_suite import PYTHON
+from conftest import PATIENCE_S
+from engines import N_KILLS, interpreter, two_machines, wait_until_nothing_is_left
 
 HERE = pathlib.Path(__file__).resolve().parent
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "plm", "isolated", "--mca", "btl", "self,tcp"]
 N_RANKS = 4
 
 
-def interpreter():
-    """One that has mpi4py and caid."""
-    for python in sys.executable, PYTHON:
-        command = [python, "-c", "import caid._caid; from mpi4py import MPI"]
-        with contextlib.suppress(OSError):
-            if subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0:
-                return str(python)
-    return None
-
-
 @pytest.fixture(scope="session")
 def mpirun():
-    if "asan" in os.environ.get("LD_PRELOAD", ""):
-        pytest.skip("not under a sanitizer")
+    python = interpreter("mpi4py.MPI", "caid.mpi")
     if shutil.which("mpirun") is None:
         pytest.skip("no mpirun: Debian's openmpi-bin has one")
-    python = interpreter()
-    if python is None:
-        pytest.skip("./dev test has not fetched mpi4py")
-    return [*MPIRUN, "-n", str(N_RANKS), python, "-m", "mpi4py"]
+    return [*MPIRUN, "-n", str(N_RANKS), python, "-m", "mpi4py", HERE / "ranks.py"]
 
 
 @pytest.fixture(scope="module")
 def machines():
-    """Two daemons; when the ranks have gone nothing is left at either."""
-    with contextlib.ExitStack() as stack:
-        envs = [{"CAID_MACHINE_ID": digit * 32} for digit in "12"]
-        yield [stack.enter_context(caid.LocalDaemon(env=env)) for env in envs]
+    with two_machines() as daemons:
+        yield daemons
 
 
-def assert_nothing_left(machines):
-    for daemon in machines:
-        with daemon.connect() as client:
-            wait_until(lambda: client.status().connections == 1, facts=client.status)
-            status = client.status()
-            assert (status.arrays, status.leases, status.names) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("what", ["layouts", "shared", "errors", "halos"])
+@pytest.mark.parametrize("what", ["layouts", "shared", "errors", "halos", "weights"])
 def test_ranks(mpirun, machines, what):
-    command = [*mpirun, HERE / "ranks.py", what, *(daemon.address for daemon in machines)]
+    command = [*mpirun, what, *(daemon.address for daemon in machines)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S)
     assert done.returncode == 0, done.stderr
-    assert_nothing_left(machines)
+    wait_until_nothing_is_left(machines)
+
+
+def test_kills_leave_nothing(mpirun, machines):
+    """mpirun ends the others; what they had goes back."""
+    chance = random.Random(22)
+    for _ in range(N_KILLS):
+        command = [*mpirun, "forever", *(daemon.address for daemon in machines)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
+            pids = [int(job.stdout.readline()) for _ in range(N_RANKS)]
+            time.sleep(chance.random() * 0.3)
+            os.kill(chance.choice(pids), signal.SIGKILL)
+            job.communicate(timeout=PATIENCE_S)
+            assert job.returncode != 0
+        wait_until_nothing_is_left(machines)

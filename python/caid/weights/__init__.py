@@ -27,6 +27,7 @@ from ._weights import Weights, open_weights, prefix_of
 
 if TYPE_CHECKING:
     import torch
+    from mpi4py import MPI
 
 _Path = Union[str, "os.PathLike[str]"]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -46,6 +47,7 @@ def load(
     tie: Mapping[str, str] | None = None,
     progress: Progress | bool = False,
     client: Client | None = None,
+    comm: MPI.Intracomm | None = None,
 ) -> int:
     """Loads a model from safetensors files into the daemon's memory, and puts it under a name, in one
     step, when it is whole. What had the name lives on as long as somebody holds it.
@@ -80,11 +82,15 @@ def load(
         called with the bytes read and the bytes to be read, ten times a second.
     client : Client, optional
         Without it, :func:`caid.default_client`.
+    comm : mpi4py.MPI.Intracomm, optional
+        All its ranks load the model together: rank 0 reads, one rank on each other machine is sent the bytes,
+        and the name is there on all machines, or, where it fails on one before that, on none
+        (:mod:`caid.mpi`). `model` and what is taken of it count at rank 0.
 
     Returns
     -------
     int
-        The version.
+        The version, on this machine.
 
     Raises
     ------
@@ -100,14 +106,19 @@ def load(
     AccessError, NotFoundError, ExistsError
         As :meth:`caid.Client.publish_many`.
     """
-    client = client or _default.default_client()
-    paths = [model] if isinstance(model, (str, os.PathLike)) else model
     prefix = prefix_of(name)
-    plan = _plan.make(read_model(paths), prefix, dtype, only, shard, tie)
+
+    def plan():
+        paths = [model] if isinstance(model, (str, os.PathLike)) else model
+        return _plan.make(read_model(paths), prefix, dtype, only, shard, tie)
+
     show = _shown(progress, f"loading {prefix[:-1]}")
-    return _load.load(
-        client, plan, prefix, pool=pool, device=client._index_of(device), progress=show
-    )
+    if comm is not None:
+        from . import _across
+
+        return _across.load(comm, client, plan, prefix, pool=pool, device=device, progress=show)
+    client = client or _default.default_client()
+    return _load.load(client, plan(), prefix, pool=pool, device=client._index_of(device), progress=show)
 
 
 def _shown(progress, what):

@@ -38,27 +38,45 @@ class _Lying:
         }
 
 
-def load(client, plan, prefix, *, pool, device, progress: Callable[[int, int], None]) -> int:
-    """Carries a plan out: the set's generation. Leaves nothing where it fails."""
-    with contextlib.ExitStack() as stack:
-        arena = stack.enter_context(client.arena(device, pool=pool, block_size=_BLOCK))
-        memory = _reserve(client, arena, plan.nbytes, prefix, pool)
-        stack.callback(memory.close)
-        idle, *busy = (
+class Loading:
+    """A load under way: memory is taken when it is made, then come the bytes, then the name. What it has
+    ends with the stack."""
+
+    def __init__(self, stack: contextlib.ExitStack, client, plan, prefix: str, *, pool, device):
+        self._stack, self._client, self._plan, self._prefix = stack, client, plan, prefix
+        self._arena = stack.enter_context(client.arena(device, pool=pool, block_size=_BLOCK))
+        self.memory = _reserve(client, self._arena, plan.nbytes, prefix, pool)
+        stack.callback(self.memory.close)
+        self._idle, *self._busy = (
             stack.enter_context(client.stream(device, non_blocking=True))
             for _ in range(1 + _STREAMS)
         )
-        arrays = {}
-        to_make = iter(plan.parts.items())
+        self._arrays: dict = {}
+        self._to_make = iter(plan.parts.items())
 
-        def make_arrays():
-            """Meanwhile: of memory that is being filled, which nobody else sees yet."""
-            for key, part in to_make:
-                arrays[key] = stack.enter_context(_array_of(client, arena, memory, part, idle))
+    def fill(self, progress: Callable[[int, int], None]) -> None:
+        """From the files."""
+        device = self._arena.device
+        _fill(self._client, self._plan, self.memory, device, self._busy, progress, self.make_arrays)
 
-        _fill(client, plan, memory, device, busy, progress, make_arrays)
-        arrays.update((key, arrays[of]) for key, of in plan.tied.items())
-        return client.publish_many(prefix, arrays, metadata=_told(plan))
+    def make_arrays(self) -> None:
+        """Also of memory that is being filled, which nobody else sees yet."""
+        for key, part in self._to_make:
+            array = _array_of(self._client, self._arena, self.memory, part, self._idle)
+            self._arrays[key] = self._stack.enter_context(array)
+
+    def publish(self) -> int:
+        """The set's generation."""
+        arrays = {**self._arrays, **{key: self._arrays[of] for key, of in self._plan.tied.items()}}
+        return self._client.publish_many(self._prefix, arrays, metadata=_told(self._plan))
+
+
+def load(client, plan, prefix, *, pool, device, progress: Callable[[int, int], None]) -> int:
+    """Carries a plan out: the set's generation. Leaves nothing where it fails."""
+    with contextlib.ExitStack() as stack:
+        loading = Loading(stack, client, plan, prefix, pool=pool, device=device)
+        loading.fill(progress)
+        return loading.publish()
 
 
 def _told(plan):
@@ -66,7 +84,7 @@ def _told(plan):
     text = {key: value for key, value in plan.metadata.items() if key not in plan.tied}
     told = {"safetensors": text}
     if len(_metadata.encode(told).encode()) > _METADATA_MAX:
-        warnings.warn(f"the files' metadata take more than {_METADATA_MAX} bytes: left out", stacklevel=4)
+        warnings.warn(f"the files' metadata take more than {_METADATA_MAX} bytes: left out", stacklevel=5)
         told = {"safetensors": {}}
     return told
 
