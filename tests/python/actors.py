@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The actors of test_ray.py."""
+
+import os
+
+import caid
+import caid.ray
+import numpy
+import ray
+
+TYPES = ["?", "i1", "<u2", ">i4", "<f8", "<c16", "<M8[ns]", [("a", "<i2"), ("b", "<f8", (2,))]]
+
+
+def twin(seed):
+    """(whole, part): NumPy arrays, the same everywhere, of some type and layout."""
+    chance = numpy.random.default_rng(seed)
+    dtype = numpy.dtype(TYPES[seed % len(TYPES)])
+    shape = tuple(chance.integers(0 if seed % 7 == 0 else 1, 9, seed % 4))
+    raw = numpy.frombuffer(chance.bytes(int(numpy.prod(shape)) * dtype.itemsize), "u1")
+    whole = (raw & 1 if dtype == "?" else raw).view(dtype).reshape(shape)
+    return whole, part_of(whole, seed)
+
+
+def part_of(a, seed):
+    if not a.ndim:
+        return a.view()
+    return a[:: -1 if seed % 2 else 2].transpose(*reversed(range(a.ndim)))
+
+
+@ray.remote(enable_tensor_transport=True, num_cpus=0)
+class Actor:
+    def __init__(self):
+        self.client = caid.default_client()
+
+    def pid(self):
+        return os.getpid()
+
+    @ray.method(tensor_transport="caid")
+    def make(self, seed):
+        with self.client.empty(*(lambda a: (a.shape, a.dtype))(twin(seed)[0])) as whole:
+            whole.copy_from_host(twin(seed)[0])
+            return {"seed": seed, "array": part_of(whole, seed)}
+
+    @ray.method(tensor_transport="caid")
+    def full(self, n, value):
+        with self.client.full(n, value, "<i8") as a:
+            return a.view()
+
+    def put(self, n, value):
+        with self.client.full(n, value, "<i8") as a:
+            return [caid.ray.put(a)]  # a ref within a list stays one
+
+    def is_right(self, got):
+        with got["array"] as a:
+            return a.copy_to_host().tobytes() == twin(got["seed"])[1].tobytes()
+
+    def first(self, a, write=None):
+        with a:
+            value = int(a[0].copy_to_host())
+            if write is not None:
+                a.copy_from_host(numpy.full(a.shape, write))
+            return value
