@@ -2,11 +2,11 @@
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, monitor, create, many,
-million, sets, handoff, arena, allocators, storage, sending, weights, daemon, restart, metrics, attack, crowd; without
+million, sets, handoff, arena, allocators, storage, sending, weights, mpi, daemon, restart, metrics, attack, crowd; without
 one, all of them.
 
-open, create, handoff, arena, allocators, storage, sending, weights, daemon and restart are for the GPU, where there is one. The
-others measure the daemon and libcaid alone, so they are on the software driver everywhere.
+open, create, handoff, arena, allocators, storage, sending, weights, mpi, daemon and restart are for the GPU, where
+there is one. The others measure the daemon and libcaid alone, so they are on the software driver everywhere.
 """
 
 import contextlib
@@ -132,6 +132,17 @@ def bench_weights(_folder):
         script("bench_weights.py", daemon.address)
 
 
+def bench_mpi(_folder):
+    command = [sys.executable, "-c", "import mpi4py.MPI"]
+    if shutil.which("mpirun") is None or subprocess.run(command, stderr=subprocess.DEVNULL).returncode != 0:
+        print("an array for all ranks: left out, mpirun or mpi4py is not here")
+        return
+    with caid.LocalDaemon(memory="8G") as daemon:
+        mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "4"]
+        subprocess.run([*mpirun, sys.executable, "-m", "mpi4py", os.path.join(HERE, "bench_mpi.py")], check=True,
+                       env={**os.environ, **daemon.env})
+
+
 @contextlib.contextmanager
 def open_to_all(fds):
     """A daemon that other uids may connect to, with so many file descriptors, or as many as may be:
@@ -176,9 +187,8 @@ def bench_metrics(_folder):
 BENCHES = {"soft": bench_soft, "open": bench_open, "monitor": bench_monitor, "create": bench_create, "many": bench_many,
            "million": bench_million, "sets": bench_sets, "handoff": bench_handoff,
            "arena": bench_arena, "allocators": bench_allocators, "storage": bench_storage,
-           "sending": bench_sending, "weights": bench_weights, "daemon": bench_daemon, "restart": bench_restart,
-           "metrics": bench_metrics,
-           "attack": bench_attack, "crowd": bench_crowd}
+           "sending": bench_sending, "weights": bench_weights, "mpi": bench_mpi, "daemon": bench_daemon,
+           "restart": bench_restart, "metrics": bench_metrics, "attack": bench_attack, "crowd": bench_crowd}
 AS_ROOT = {"attack", "crowd"}
 
 

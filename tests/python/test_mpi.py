@@ -40,6 +40,19 @@ def test_ranks(mpirun, machines, what):
     wait_until_nothing_is_left(machines)
 
 
+@pytest.mark.parametrize("modules", ["test_p2p_buf", "test_cco_buf", "test_cco_vec"])
+def test_own_tests(mpirun, machines, modules):
+    """Those of mpi4py, whose wheels have none: CAID_MPI4PY_TESTS is the folder `test` of its sources."""
+    folder = os.environ.get("CAID_MPI4PY_TESTS")
+    if folder is None:
+        pytest.skip("no CAID_MPI4PY_TESTS")
+    command = [*mpirun[:-1], HERE / "mpi_own.py", folder, modules]
+    env = {**os.environ, **machines[0].env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=4 * PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    wait_until_nothing_is_left(machines)
+
+
 def test_kills_leave_nothing(mpirun, machines):
     """mpirun ends the others; what they had goes back."""
     chance = random.Random(22)
