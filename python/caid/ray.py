@@ -36,8 +36,9 @@ from ._reference import Reference
 __all__ = ["Transport", "put"]
 
 _NAME = "CAID"
-_SERVES = "_ray_system_error"  # Ray's threads of an actor: this one never waits for other actors, so no two
-# actors that receive from each other, each on its other thread, wait for each other
+# One of Ray's own threads of an actor, and not the one that receives: so two actors that receive from each
+# other do not wait for each other.
+_SERVES = "_ray_system_error"
 
 _lock = threading.Lock()
 _kept: dict[str, list[Reference]] = {}  # of this process's objects

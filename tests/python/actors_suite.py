@@ -8,11 +8,12 @@ import random
 import caid
 import pytest
 import ray
-from actors import Actor
+from actors import Actor, twin
 from engines import N_KILLS, left, two_machines, wait_until_nothing_is_left
 from ray.cluster_utils import Cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+N_SEEDS = 24
 STORE = 80 << 20  # bytes: Ray's least
 PATIENCE_S = 20  # of a transfer whose other end was killed
 
@@ -46,9 +47,10 @@ def start(machines):
 
 def test_by_reference_within_and_by_value_between(start, machines):
     maker, near, far = start(0), start(0), start(1)
-    for seed in range(24):
+    for seed in range(N_SEEDS):
         ref = maker.make.remote(seed)
         assert ray.get([near.is_right.remote(ref), far.is_right.remote(ref)]) == [True, True], seed
+    assert ray.get(maker.served.remote()) == sum(twin(seed)[1].nbytes for seed in range(N_SEEDS))
     ref = maker.full.remote(4, 7)
     assert ray.get(near.first.remote(ref, write=8)) == 7
     assert ray.get(far.first.remote(ref, write=9)) == 8  # its own

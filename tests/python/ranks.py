@@ -23,7 +23,7 @@ import caid.mpi  # noqa: E402
 import caid.storage  # noqa: E402
 import caid.weights  # noqa: E402
 import models  # noqa: E402
-from conftest import wait_until  # noqa: E402
+from conftest import softcuda, wait_until  # noqa: E402
 
 STRUCT = numpy.dtype([("a", "<i2"), ("b", "<f8", (2,))])
 TYPES = ["?", "i1", "<u2", ">i4", "<f8", "<c16", "<M8[ns]", "f2", STRUCT]
@@ -122,15 +122,24 @@ def layouts():
     nothing_left(client)
 
 
+def n_copies():
+    """Copies that this rank's driver was asked for, and allocations."""
+    calls = (line.split() for line in softcuda("calls").splitlines())
+    return sum(int(n) for name, n in calls if name.startswith(("cuMemcpy", "cuMemCreate")))
+
+
 def shared():
-    """What a rank writes is seen by those of its machine alone; a mode stays."""
+    """What a rank writes is seen by those of its machine alone; a mode stays. A copy is made by who sends and
+    by who receives from the other machine, and by no other rank."""
     client, other = caid.default_client(), COMM.size // len(SOCKETS)
     if COMM.rank == 0:
         client.create("x", 4, "<i8").close()
     for mode in "rw", "r":
         with contextlib.ExitStack() as stack:
             a = stack.enter_context(client.open("x", mode)) if COMM.rank == 0 else None
+            before = n_copies()
             got = caid.mpi.bcast_by_reference(COMM, a)
+            assert n_copies() - before == (COMM.rank in (0, other))
         with got:
             assert got.readonly == (mode == "r")
             if mode == "rw":
@@ -177,7 +186,7 @@ def errors():
 @contextlib.contextmanager
 def failing_copies():
     """Of what this rank copies between arrays and the host the third fails."""
-    names, left = ("copy_to_host", "copy_from_host"), iter((False, False, True))
+    names, left = ("copy_to_host", "copy_from_host", "copy_from"), iter((False, False, True))
     originals = {name: getattr(caid.Array, name) for name in names}
 
     def failing(original):
@@ -210,6 +219,19 @@ def halos():
     ]):
         for periodic in True, False:
             one_halo(n, halo, kinds, periodic)
+    cart = COMM.Create_cart([2, 2], [True] * 2)
+    u = caid.storage.zeros((4, 4), halo=(1, 1), device="gpu")
+    with caid.mpi.Halo(u, cart) as halo_of:
+        with failing_copies() if COMM.rank == 1 else contextlib.nullcontext():
+            raises(RuntimeError if COMM.rank == 1 else caid.CancelledError, halo_of.exchange)
+        halo_of.exchange()
+    raises(caid.ClosedError, halo_of.exchange)
+    v = caid.storage.zeros((4 + COMM.rank // 2, 4 + COMM.rank % 2), halo=(1, 1), device="gpu")
+    caid.mpi.Halo(v, cart).close()
+    v = caid.storage.zeros((4 + COMM.rank, 4), halo=(1, 1), device="gpu")
+    raises(caid.InvalidError, lambda: caid.mpi.Halo(v, cart))
+    cart.Free()
+    del u, v, halo_of
     nothing_left(caid.default_client())
 
 
