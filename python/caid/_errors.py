@@ -141,7 +141,8 @@ class UnsupportedError(Error, NotImplementedError, code=ErrorCode.UNSUPPORTED):
 
 
 class CancelledError(Error, code=ErrorCode.CANCELLED):
-    """A watch, a timeline or a client was closed while somebody waited for it."""
+    """A watch, a timeline or a client was closed while somebody waited for it; of :mod:`caid.mpi`, it has failed
+    at another rank."""
 
 
 class StaleError(Error, code=ErrorCode.STALE):

@@ -147,6 +147,9 @@ def shared():
                     got.copy_from_host(numpy.full(4, COMM.rank))
                 COMM.Barrier()
                 assert got.copy_to_host().tolist() == [MACHINE * other] * 4
+    with client.arena() as arena, arena.allocate(32) as x, caid.mpi.bcast_by_reference(COMM, x) as got:
+        assert (got.shape, got.typestr) == ((32,), "|u1")
+        COMM.Barrier()
     machine = caid.mpi.machine_comm(COMM)
     assert machine.allgather(MACHINE) == [MACHINE] * other
     machine.Free()
