@@ -10,6 +10,7 @@ sys.path.insert(0, sys.argv[1])
 import arrayimpl  # noqa: E402
 
 import caid  # noqa: E402
+import numpy  # noqa: E402
 
 KINDS = (arrayimpl.TypeMapBool, arrayimpl.TypeMapInteger, arrayimpl.TypeMapUnsigned, arrayimpl.TypeMapFloat,
          arrayimpl.TypeMapComplex)
@@ -28,13 +29,13 @@ class ArrayCaid(arrayimpl.BaseArray):
     typecode = property(lambda self: self.array.dtype.char)
     itemsize = property(lambda self: self.array.itemsize)
     size = property(lambda self: self.array.size)
-    flat = property(lambda self: self.array.copy_to_host().reshape(-1))
+    flat = property(lambda self: numpy.asarray(self.array).reshape(-1))  # the host sees the software driver's memory
 
     def __getitem__(self, i):
         return self.flat[i]
 
     def __setitem__(self, i, value):
-        self.array[i] = value
+        self.flat[i] = value
 
 
 arrayimpl.ArrayBackends[:] = [ArrayCaid]
