@@ -8,9 +8,8 @@
 >>> with caid.mpi.Halo(u, comm.Create_cart([2, 2])) as halo:      # of a caid.storage
 ...     halo.exchange()
 
-A caid array passes to a CUDA-aware MPI as it is: ``comm.Send(a, dest=1)``. Where MPI is not, the bytes go
-by page-locked memory. What fails at one rank is raised at all of a communicator, and no rank waits for one
-that has failed.
+A caid array passes to a CUDA-aware MPI as it is; where MPI is not, bytes go by page-locked memory. What fails
+at one rank is raised at all of a communicator, and no rank waits for one that has failed.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import pickle
 from typing import TYPE_CHECKING, Any, Iterator
 
 from mpi4py import MPI
@@ -73,14 +73,7 @@ def bcast_by_reference(
         Of the same type and shape, dense on other machines with the dimensions in the same order; in the mode of
         `a`. It is the caller's to close, and lives as long as a rank of that machine has it.
 
-    Raises
-    ------
-    TypeError
-        The memory is no daemon's.
-    CancelledError
-        It has failed at another rank, which is named.
-    Error
-        Whatever opening, or an array, was refused for.
+    TypeError: the memory is no daemon's. CancelledError: it has failed at another rank, which is named.
     """
     with contextlib.ExitStack() as stack:
         with Phase(comm) as phase:
@@ -167,8 +160,14 @@ class Phase:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         error, self._error = error or self._error, None
+        data = None
+        if error is None:
+            try:  # here: what fails in allgather() fails at this rank alone
+                data = pickle.dumps(self.value)
+            except Exception as e:
+                error = e
         text = None if error is None else f"{type(error).__name__}: {error}"
-        told = self._comm.allgather((text, self.value if error is None else None))
+        told = self._comm.allgather((text, data))
         if error is not None:
             try:
                 raise error
@@ -177,7 +176,7 @@ class Phase:
         for rank, (text, _) in enumerate(told):
             if text is not None:
                 raise CancelledError(errno.ECANCELED, f"it failed at rank {rank}: {text}")
-        self.values = [value for _, value in told]
+        self.values = [pickle.loads(data) for _, data in told]
 
 
 class Machines:
@@ -267,13 +266,11 @@ class Halo(Closing):
     Parameters
     ----------
     storage : caid.storage.Storage
-        With a buffer on a device. Where it has two, the device's is used.
+        With a buffer on a device, which is used.
     cart : mpi4py.MPI.Cartcomm
         Its dimensions are the storage's first ones. At an end that is not periodic the halo stays.
-    client : Client, optional
-        That opens neighbours' memory; without it, one of the process's that is at the storage's daemon.
-    cuda_aware : bool, optional
-        As for :func:`bcast_by_reference`.
+    client, cuda_aware : optional
+        As for :func:`bcast_by_reference`; the storage's own client without it.
 
     InvalidError: no buffer on a device, fewer dimensions than `cart`, or a neighbour's do not fit to it.
     """

@@ -6,6 +6,7 @@ import os
 import random
 
 import caid
+import caid.ray
 import pytest
 import ray
 from actors import Actor, twin
@@ -61,6 +62,14 @@ def test_by_reference_within_and_by_value_between(start, machines):
     assert ray.get([near.first.remote(held), maker.first.remote(held)]) == [5, 5]
     assert left(machines)[::2] == [1, 1]
     del ref, held
+    wait_until_nothing_is_left(machines)
+
+
+def test_a_drivers_array_is_for_its_machine(start, machines):
+    with caid.default_client().full(4, 3, "<i8") as a:
+        ref = caid.ray.put(a)
+    assert ray.get(start(0).first.remote(ref)) == 3
+    del ref
     wait_until_nothing_is_left(machines)
 
 
