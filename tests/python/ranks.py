@@ -234,7 +234,7 @@ def halos():
     v = caid.storage.zeros((4 + COMM.rank, 4), halo=(1, 1), device="gpu")
     raises(caid.InvalidError, lambda: caid.mpi.Halo(v, cart))
     cart.Free()
-    del u, v, halo_of
+    u = v = halo_of = None
     nothing_left(caid.default_client())
 
 
