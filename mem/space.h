@@ -43,7 +43,11 @@ struct range { /* a million of them must be cheap: 64 bytes */
 
     union {
         RB_ENTRY(range) by_size; /* while it is free: extent->free */
-        void *userdata;          /* while it is taken: the caller's */
+
+        struct { /* while it is taken: the caller's */
+            void *userdata;
+            struct range *link;
+        };
     };
 };
 

@@ -296,16 +296,36 @@ caid_show(struct caid_client *client, const char *name, const char *pool,
     return fn(&details, userdata);
 }
 
-/* ---- unnamed ---- */
+/* ---- unnamed, ranges ---- */
 
 PAGED_LIST(unnamed, caid_details);
+
+/* Each of both has the other one's cursor, too, which the daemon does not look at. */
+static bool
+unnamed_go_on(struct unnamed *unnamed, const struct msg_unnamed *m)
+{
+    struct msg_unnamed_params *params = &unnamed->params;
+    bool ranges = unnamed->pager.method == MSG_RANGES;
+    struct msg_str name = ranges ? (struct msg_str){0} : m->entries[0].name;
+
+    params->generation = m->entries[0].generation;
+    params->array = m->array;
+    params->block = m->block;
+    params->offset = m->offset + m->bytes;
+    if (ranges && (!m->state.p || m->bytes == 0 || params->offset < m->bytes ||
+                   params->offset > m->block_size))
+        return false;
+    return pager_go_on(&unnamed->pager, m->entries[0].pool, name,
+                       ranges ? params->block : params->generation,
+                       ranges ? params->offset : params->array,
+                       params->all ? &params->pool : NULL, &params->name);
+}
 
 static int
 unnamed_give(struct pager *pager, uint32_t i)
 {
     struct unnamed *unnamed = container_of(pager, struct unnamed, pager);
     const struct msg_unnamed *m = &unnamed->result.arrays[i];
-    struct msg_unnamed_params *params = &unnamed->params;
     _cleanup_free_ struct caid_holder *holders =
         calloc(m->n_holders ? m->n_holders : 1, sizeof(*holders));
 
@@ -314,23 +334,26 @@ unnamed_give(struct pager *pager, uint32_t i)
     struct caid_details details = {
         .array = m->array,
         .block = m->block,
+        .block_size = m->block_size,
+        .offset = m->offset,
         .companion = m->companion_of,
         .holders = holders,
         .n_holders = m->n_holders,
+        .bytes = m->bytes,
+        .held = m->held,
     };
-    if (m->n_entries != 1 ||
+    if (m->n_entries != 1 || !text_is_plain(m->state) ||
         !entry_fill(&details.entry, pager->client, &m->entries[0], &pager->text) ||
         !holders_fill(holders, m->holders, m->n_holders, &pager->text) ||
-        !pager_go_on(pager, m->entries[0].pool, m->entries[0].name, details.entry.generation,
-                     m->array, params->all ? &params->pool : NULL, &params->name))
+        !unnamed_go_on(unnamed, m))
         return pager_fail(pager, -EPROTO);
-    params->generation = details.entry.generation;
-    params->array = m->array;
+    details.state = text_put(&pager->text, m->state);
     return unnamed->fn(&details, unnamed->userdata);
 }
 
-int
-caid_unnamed(struct caid_client *client, const struct caid_list_options *options,
+static int
+list_unnamed(struct caid_client *client, enum msg_method method,
+             const struct caid_list_options *options,
              int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
              struct caid_error *error)
 {
@@ -340,8 +363,24 @@ caid_unnamed(struct caid_client *client, const struct caid_list_options *options
     if (r < 0)
         return r;
     struct unnamed unnamed = {
-        PAGED(unnamed, client, MSG_UNNAMED, arrays, fn, userdata),
+        PAGED(unnamed, client, method, arrays, fn, userdata),
         .params = {.pool = msg_str_opt(opts.all ? NULL : opts.pool), .all = opts.all},
     };
     return pager_run(&unnamed.pager, error);
+}
+
+int
+caid_unnamed(struct caid_client *client, const struct caid_list_options *options,
+             int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
+             struct caid_error *error)
+{
+    return list_unnamed(client, MSG_UNNAMED, options, fn, userdata, error);
+}
+
+int
+caid_ranges(struct caid_client *client, const struct caid_list_options *options,
+            int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
+            struct caid_error *error)
+{
+    return list_unnamed(client, MSG_RANGES, options, fn, userdata, error);
 }

@@ -374,6 +374,8 @@ status_fill(struct caid_status *s, const struct caid_client *client,
     s->restarts = m->restarts;
     s->journal_bytes = m->journal_bytes;
     s->draining = m->draining;
+    s->opens = m->opens;
+    s->begun = m->begun;
 }
 
 int

@@ -21,6 +21,14 @@ spare_compare(const struct block *a, const struct block *b)
 
 RB_GENERATE(spares, block, spare, spare_compare)
 
+static int
+id_compare(const struct block *a, const struct block *b)
+{
+    return CMP(a->id, b->id);
+}
+
+RB_GENERATE(blocks, block, node, id_compare)
+
 struct block *
 block_of(const struct range *range)
 {
@@ -36,7 +44,7 @@ block_zone(const struct core *core, const struct block *block)
 /* ---- birth ---- */
 
 static void
-block_count(struct core *core, const struct block *block, bool there)
+block_count(struct core *core, struct block *block, bool there)
 {
     struct device *device = &core->devices[block->device];
     struct pool *pool = block->pool;
@@ -51,6 +59,10 @@ block_count(struct core *core, const struct block *block, bool there)
     block_zone(core, block)->used += size;
     *(block->kind == KIND_PINNED ? &device->pinned : &device->used) += size;
     *(block->kind == KIND_PINNED ? &pool->pinned : &pool->used) += size;
+    if (there)
+        RB_INSERT(blocks, &pool->blocks, block);
+    else
+        RB_REMOVE(blocks, &pool->blocks, block);
 }
 
 static void
@@ -142,7 +154,8 @@ block_restore(struct core *core, struct pool *pool, struct user *user, uint32_t 
 void
 block_keep_aside(struct block *block, struct range *range)
 {
-    range->userdata = block->aside;
+    range->userdata = NULL;
+    range->link = block->aside;
     block->aside = range;
 }
 
@@ -167,7 +180,7 @@ block_put_back(struct core *core, struct block *block, uint32_t max)
     struct range *range;
 
     while (max-- > 0 && (range = block->aside)) {
-        block->aside = range->userdata;
+        block->aside = range->link;
         space_free(range);
     }
     if (!block->aside)

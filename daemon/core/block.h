@@ -46,11 +46,11 @@ struct block {
     struct use_doubts doubts;
     bool is_known;
     LIST_ENTRY(block) of_known; /* core->known: none is awaited, and doubts are left */
-    struct range
-        *aside; /* what was free then, one by the userdata of the other, until they end */
+    struct range *aside; /* what was free then, one by the link of the other, until they end */
     LIST_ENTRY(block) of_aside; /* core->aside, from then on until all is put back */
     uint64_t emptied_ns;
     LIST_ENTRY(block) of_core;    /* core->blocks */
+    RB_ENTRY(block) node;         /* pool->blocks, by id */
     uint64_t doom;                /* its number, if doomed or being released */
     TAILQ_ENTRY(block) of_pool;   /* pool->reserved */
     TAILQ_ENTRY(block) of_device; /* device->reserved, or ->doomed */
@@ -59,6 +59,7 @@ struct block {
 };
 
 RB_PROTOTYPE(spares, block, spare, )
+RB_PROTOTYPE(blocks, block, node, )
 
 struct block *block_of(const struct range *range);
 struct zone *block_zone(const struct core *core, const struct block *block);

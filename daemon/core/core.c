@@ -194,7 +194,7 @@ forget_block(struct block *block)
     struct range *aside;
 
     while ((aside = block->aside)) {
-        block->aside = aside->userdata;
+        block->aside = aside->link;
         space_free(aside);
     }
     while (block->state != BLOCK_RELEASING && !extent_is_empty(&block->extent)) {

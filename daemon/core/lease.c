@@ -46,6 +46,7 @@ lease_new(struct core *core, struct conn *conn, struct array *array, bool readon
     LIST_INSERT_HEAD(&array->leases, lease, of_array);
     array->n_leases++;
     core->n_leases++;
+    metrics_count(conn->user, COUNT_LEASES, 1);
     *ret = TAKE_PTR(lease);
     return 0;
 }

@@ -15,6 +15,7 @@ RB_HEAD(names, array);
 RB_HEAD(nameless, array);
 RB_HEAD(losts, lost);
 RB_HEAD(spares, block);
+RB_HEAD(blocks, block);
 TAILQ_HEAD(array_list, array);
 TAILQ_HEAD(block_list, block);
 RB_HEAD(pools, pool);
@@ -58,6 +59,7 @@ struct pool {
     struct names names;
     struct losts losts;         /* names that are lost: none of `names` */
     struct nameless nameless;   /* arrays without a name that are not pending */
+    struct blocks blocks;       /* all that it is charged for */
     struct spares spares;       /* own blocks that nobody uses, by device, kind, size */
     struct block_list reserved; /* blocks in reserve that are not doomed, oldest first */
     struct lingering lingering;

@@ -169,6 +169,8 @@ HANDLER(on_status)
         .release_errors = core->n_release_errors,
         .watches = core->n_watches,
         .brackets = core->n_brackets,
+        .opens = core->counts[COUNT_LEASES],
+        .begun = core->counts[COUNT_BRACKETS_BEGUN],
         .pages = core->n_pages,
         .timelines = core->n_timelines,
         .turn_cpu_ns = figures.turn_cpu_ns,

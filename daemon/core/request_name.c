@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * unlink, rename, expire, list, show, unnamed.
+ * unlink, rename, expire, list, show, unnamed, ranges.
  */
 #include "array.h"
 #include "audit.h"
@@ -13,6 +13,7 @@
 #define HOLDERS_MAX     2048 /* in one show */
 #define UNNAMED_MAX     128  /* in one page */
 #define UNNAMED_HOLDERS 16   /* of each */
+#define RANGES_MAX      2048 /* of a block that are told one by one */
 
 /* What conn may do `what` to; the same answer for absent and forbidden. */
 static int
@@ -439,17 +440,111 @@ unnamed_pool(const struct core *core, struct pager *pager, struct pool *pool,
     }
 }
 
-HANDLER(on_unnamed)
+/* A page of unnamed or of ranges. */
+static int
+send_unnamed(struct core *core, struct conn *conn, uint32_t id,
+             const struct msg_unnamed_params *p,
+             void (*add)(const struct core *core, struct pager *pager, struct pool *pool,
+                         const void *params, bool resumed),
+             struct refusal *r)
 {
-    const struct msg_unnamed_params *p = params;
     _cleanup_free_ struct msg_unnamed *arrays = calloc(UNNAMED_MAX, sizeof(*arrays));
     _cleanup_free_ struct unnamed_storage *storage = calloc(UNNAMED_MAX + 1, sizeof(*storage));
     struct unnamed_page page = {.pager = PAGER(core, arrays, UNNAMED_MAX), .storage = storage};
 
     if (!arrays || !storage)
         return -ENOMEM;
-    if (pools_list(core, conn, &page.pager, p->all, p->pool, unnamed_pool, p, r))
+    if (pools_list(core, conn, &page.pager, p->all, p->pool, add, p, r))
         return REFUSED;
     SEND_PAGE(core, conn, id, UNNAMED, unnamed_result, arrays, page.pager);
     return 0;
+}
+
+HANDLER(on_unnamed)
+{
+    return send_unnamed(core, conn, id, params, unnamed_pool, r);
+}
+
+/* ---- ranges ---- */
+
+static const char *
+range_state(const struct range *range)
+{
+    const struct array *array = range->is_free ? NULL : range->userdata;
+
+    if (!array)
+        return range->is_free ? "free" : "aside";
+    if (array->creating)
+        return "creating";
+    if (array->pending)
+        return "pending";
+    bool kept = array->named || array->n_leases || array->is_whole || array->is_companion ||
+                array->n_sets;
+    return !kept && (array->lingering || array->n_departed) ? "dead" : "array";
+}
+
+/* array NULL: it is none, or one that is not to be seen. */
+static struct msg_unnamed
+range_record(const struct core *core, const struct block *block, const struct array *array,
+             struct unnamed_storage *s)
+{
+    struct msg_unnamed record = {.entries = &s->entry, .n_entries = 1};
+
+    if (!array) {
+        s->entry = (struct msg_entry){.pool = MSG_STR(block->pool->name),
+                                      .name = MSG_STR(""),
+                                      .device = MSG_STR(core->devices[block->device].info.uuid),
+                                      .typestr = MSG_STR(""),
+                                      .memory = MSG_STR(core_kind_name(block->kind))};
+    } else if (array->pending) { /* less of it is left: array.h */
+        s->entry = entry_record(core, array);
+        s->entry.generation = 0;
+        record.held = array->entry.owner->held > 0;
+    } else {
+        record = unnamed_record(core, array, s);
+    }
+    record.block = block->id;
+    record.block_size = block->size;
+    return record;
+}
+
+/* What of a block lies behind an offset, in which a range may have grown since. */
+static void
+ranges_block(const struct core *core, struct pager *pager, const struct block *block,
+             uint64_t offset)
+{
+    struct unnamed_page *page = container_of(pager, struct unnamed_page, pager);
+    const struct range *range = block->state == BLOCK_RELEASING ? NULL : block->extent.first;
+
+    for (uint32_t i = 1; range; range = i++ < RANGES_MAX ? range->next : NULL) {
+        bool many = i == RANGES_MAX && range->next;
+        const struct array *array = range->is_free || many ? NULL : range->userdata;
+        array = array && array->creating ? NULL : array;
+        uint64_t end = many ? block->size : range_offset(range) + range_bytes(range);
+        if (end <= offset)
+            continue;
+        struct msg_unnamed record = range_record(core, block, array, &page->storage[pager->n]);
+        record.offset = range_offset(range) > offset ? range_offset(range) : offset;
+        record.bytes = end - record.offset;
+        record.state = MSG_STR(many ? "many" : range_state(range));
+        if (!pager_add(pager, &record, msg_unnamed_size(&record)))
+            return;
+    }
+}
+
+static void
+ranges_pool(const struct core *core, struct pager *pager, struct pool *pool, const void *params,
+            bool resumed)
+{
+    const struct msg_unnamed_params *p = params;
+    struct block key = {.id = resumed ? p->block : 0};
+    struct block *block = RB_NFIND(blocks, &pool->blocks, &key);
+
+    for (; block && !pager->more; block = RB_NEXT(blocks, &pool->blocks, block))
+        ranges_block(core, pager, block, resumed && block->id == p->block ? p->offset : 0);
+}
+
+HANDLER(on_ranges)
+{
+    return send_unnamed(core, conn, id, params, ranges_pool, r);
 }

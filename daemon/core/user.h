@@ -50,6 +50,7 @@ enum resource {
 #define COUNTS(COUNT)                             \
     COUNT(CONNECTIONS, "connections_total")       \
     COUNT(DEATHS, "deaths_total")                 \
+    COUNT(LEASES, "leases_total")                 \
     COUNT(ANSWERED, "answered_total")             \
     COUNT(REFUSED, "refused_total")               \
     COUNT(BRACKETS_BEGUN, "brackets_begun_total") \

@@ -14,6 +14,7 @@ import caid
 # What does not go without saying: what the metric's kind is, and what it counts.
 _HELP = {
     "requests_total": ("method", "Requests that were answered, and notifications"),
+    "leases_total": ("kind", "Leases that were given: of arrays that were created, opened, sent and taken"),
     "deaths_total": ("kind", "Clients whose processes exited while they had arrays, pages or brackets"),
     "fences_total": ("kind", "Brackets that ended with a fence for others to wait for"),
     "wait_ns_total": ("kind", "How long brackets that were let in had waited"),

@@ -467,7 +467,7 @@ ask(struct objects *o, uint8_t i)
     size_t n = 0;
 
     all.all = i & 16;
-    switch (i % 11) {
+    switch (i % 12) {
     case 0: return caid_list(c, &all, read_caid_entry, &n, NULL);
     case 1: return caid_show(c, "a", NULL, read_caid_details, &n, NULL);
     case 2: return caid_unnamed(c, &all, read_caid_details, &n, NULL);
@@ -477,6 +477,7 @@ ask(struct objects *o, uint8_t i)
     case 6: return caid_client_status(c, &status, NULL);
     case 7: return caid_memory_info(c, 0, &memory, NULL);
     case 8: return caid_flush(c, -1, &flushed, NULL);
+    case 10: return caid_ranges(c, &all, read_caid_details, &n, NULL);
     case 9: return caid_unlink(c, "a", NULL, NULL);
     default: return caid_client_dispatch(c, NULL);
     }

@@ -508,16 +508,27 @@ ask_unnamed(struct caid_client *client)
     return caid_unnamed(client, NULL, ignore_details, NULL, &error);
 }
 
+static int
+ask_ranges(struct caid_client *client)
+{
+    return caid_ranges(client, NULL, ignore_details, NULL, &error);
+}
+
 static const struct msg_memory other_device = {.uuid = {"GPU-other", 9}, .name = {"other", 5}};
 static const struct msg_user again[] = {{.uid = 5}, {.uid = 5}}, root = {.uid = 0},
                              large = {.uid = UINT64_C(1) << 32};
 static const struct msg_entry no_entry[1];
 static const struct msg_holder holder = {.pid = 1};
-static const struct msg_unnamed without_entry = {.array = 1,
-                                                 .entries = no_entry,
-                                                 .holders = &holder,
-                                                 .n_holders = 1},
-                                endless[1];
+static const struct msg_unnamed
+    without_entry = {.array = 1, .entries = no_entry, .holders = &holder, .n_holders = 1},
+    endless[1],
+    outside = {.entries = no_entry,
+               .n_entries = 1,
+               .block_size = 10,
+               .offset = UINT64_MAX,
+               .bytes = 2,
+               .state = {"free", 4}},
+    stateless = {.entries = no_entry, .n_entries = 1, .block_size = 10, .bytes = 2};
 
 #define ANSWER(what, ...)               \
     &(const struct msg_##what##_result) \
@@ -535,6 +546,8 @@ static const struct lie {
     {ask_users, {MSG_USERS, ANSWER(users, .users = &large, .n_users = 1)}},
     {ask_unnamed, {MSG_UNNAMED, ANSWER(unnamed, .arrays = &without_entry, .n_arrays = 1)}},
     {ask_unnamed, {MSG_UNNAMED, ANSWER(unnamed, .arrays = endless, .more = true)}},
+    {ask_ranges, {MSG_RANGES, ANSWER(unnamed, .arrays = &outside, .n_arrays = 1)}},
+    {ask_ranges, {MSG_RANGES, ANSWER(unnamed, .arrays = &stateless, .n_arrays = 1)}},
 };
 
 CAID_TEST(hostile, lies)

@@ -348,7 +348,7 @@ is_aside(const struct block *block, const struct range *range)
     const struct range *aside = block->aside;
 
     while (aside && aside != range)
-        aside = aside->userdata;
+        aside = aside->link;
     return aside;
 }
 

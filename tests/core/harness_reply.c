@@ -66,6 +66,7 @@ note_unnamed(struct h_reply *reply, const struct msg_unnamed_result *result)
         const struct msg_unnamed *last = &result->arrays[result->n_arrays - 1];
         reply->array = last->array;
         reply->block = last->block;
+        reply->offset = last->offset + last->bytes;
         reply->generation = last->entries[0].generation;
         COPY(reply->metadata, last->entries[0].name);
         note_holders(reply, last->holders, last->n_holders);
@@ -141,6 +142,7 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
     case MSG_TAKE: books_arrays(h, a, method, &result->arrays, reply); break;
     case MSG_LIST: note_list(reply, &result->list); break;
     case MSG_SHOW: note_show(reply, &result->show); break;
+    case MSG_RANGES:
     case MSG_UNNAMED: note_unnamed(reply, &result->unnamed); break;
     case MSG_MEMORY_INFO: note_memory(reply, &result->memory); break;
     case MSG_POOLS: NOTE_NUMBERS(reply, pools, &result->pools); break;

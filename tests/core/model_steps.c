@@ -743,8 +743,9 @@ step_ask(struct model *m, int s)
         enum msg_method method;
         const void *params;
     } questions[] = {
-        {MSG_PING, &pools}, {MSG_STATUS, &pools},    {MSG_POOLS, &pools}, {MSG_USERS, &users},
-        {MSG_SHOW, &name},  {MSG_UNNAMED, &unnamed}, {MSG_LIST, &list},
+        {MSG_PING, &pools},     {MSG_STATUS, &pools}, {MSG_POOLS, &pools},
+        {MSG_USERS, &users},    {MSG_SHOW, &name},    {MSG_UNNAMED, &unnamed},
+        {MSG_RANGES, &unnamed}, {MSG_LIST, &list},
     };
     const struct question *q = &questions[model_random(m, ARRAY_SIZE(questions))];
 

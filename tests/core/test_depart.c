@@ -110,6 +110,37 @@ CORE_TEST(depart, unnamed_arrays_by_pages, many)
     cr_assert_eq(h_request(h, b, MSG_UNNAMED, &params)->error, PROTO_ERR_NOT_FOUND);
 }
 
+/* As many as its config allows, and what follows in one. */
+static void
+pieces(struct core_config *config)
+{
+    h_sharing(config);
+    config->limits.arrays = config->limits.leases = 3000;
+}
+
+CORE_TEST(depart, ranges_by_pages, pieces)
+{
+    struct msg_unnamed_params params = {.pool = MSG_STR("uid:1000")};
+    uint32_t n = 0;
+
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1001, 1001);
+    for (int i = 0; i < 2100; i++)
+        h_small(h, a, 512);
+    uint64_t block = h->replies[a].block;
+    do {
+        struct h_reply *reply = h_request(h, a, MSG_RANGES, &params);
+        cr_assert_eq(reply->error, 0);
+        n += reply->n_entries;
+        params.block = reply->block;
+        params.offset = reply->offset;
+    } while (h->replies[a].more);
+    cr_assert_geq(params.block, block);
+    cr_assert_eq(n, 2048, "%u", n);
+    cr_assert_eq(h_request(h, b, MSG_RANGES, &params)->error, PROTO_ERR_NOT_FOUND);
+    params = (struct msg_unnamed_params){.all = true};
+    cr_assert_eq(h_request(h, b, MSG_RANGES, &params)->n_entries, 0, "another's are not told");
+}
+
 CORE_TEST(depart, before_hello, h_sharing)
 {
     uint64_t a = h_connect_raw(h, 1000, 1000);

@@ -184,6 +184,7 @@ struct caid_status {
     /* 32 hexadecimal digits each: the machine that the daemon runs on, and all daemons, one after
      * the other, that have these arrays. */
     char machine_id[33], daemon_id[33];
+    uint64_t opens, begun; /* leases that were given, and brackets, since it was started */
 };
 
 int caid_client_status(struct caid_client *client, struct caid_status *ret,
@@ -490,6 +491,13 @@ struct caid_details {
     uint64_t companion; /* array that it keeps; of one without a name: that keeps it; or 0 */
     const struct caid_holder *holders;
     size_t n_holders; /* at most entry.leases; less where a packet would not hold all */
+    uint64_t bytes;   /* this and what follows: of caid_ranges() */
+    const char
+        *state; /* "array", "creating" (its memory is on its way), "dead" (nobody has it, but
+                          work that may use it goes on), "pending" (to be freed), "free", "aside"
+                          (free, unless who had it before a restart comes back), or "many" (all that
+                          follows the first 2,047 ranges of a block) */
+    bool held;  /* "pending": its creator's uid holds such back: caid_defer_begin() */
 };
 
 /* Like caid_list() for one name; fn is called once. */
@@ -501,6 +509,13 @@ int caid_show(struct caid_client *client, const char *name, const char *pool,
 int caid_unnamed(struct caid_client *client, const struct caid_list_options *options,
                  int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
                  struct caid_error *error);
+
+/* Like caid_list() for memory, block by block: all that lies in it, from offset to offset + bytes,
+ * without a gap. entry has pool, device and memory in any case, name and the rest for "array",
+ * "dead" and "pending". prefix is ignored. */
+int caid_ranges(struct caid_client *client, const struct caid_list_options *options,
+                int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
+                struct caid_error *error);
 
 struct caid_lost_name {
     const char *pool, *name, *why;
