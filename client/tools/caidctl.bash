@@ -21,7 +21,7 @@ _caidctl_scan() {
     local i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        --socket | -s | --pool | -p | --device | -d | --count | -c | --prefix | --uid | --method)
+        --socket | -s | --pool | -p | --device | -d | --count | -c | --prefix | --uid | --method | --svg | --delay | -n)
             local option=${COMP_WORDS[i]}
             [[ ${COMP_WORDS[i + 1]} == = ]] && ((i++))
             ((i++))
@@ -46,11 +46,11 @@ _caidctl() {
     _caidctl_scan
 
     case $prev in
-    --socket | -s) _caidctl_lines < <(compgen -f -- "$cur") ;;
+    --socket | -s | --svg) _caidctl_lines < <(compgen -f -- "$cur") ;;
     --pool | -p) _caidctl_lines < <(_caidctl_first_column pools) ;;
     --device | -d) _caidctl_lines < <(_caidctl_first_column info) ;;
     --prefix) _caidctl_lines < <(_caidctl_first_column list) ;;
-    --count | -c | --uid | --method) ;;
+    --count | -c | --uid | --method | --delay | -n) ;;
     *)
         case $verb:$cur in
         load:-*)

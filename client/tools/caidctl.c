@@ -9,8 +9,7 @@
 #include "ctl.h"
 #include "format.h"
 
-#define COUNT_DEFAULT 10
-#define COUNT_MAX     1000000
+#define COUNT_MAX 1000000
 
 enum ctl_option {
     OPT_ALL = 1 << 0,
@@ -27,6 +26,9 @@ enum ctl_option {
     OPT_UNDO = 1 << 11,
     OPT_UID = 1 << 12,
     OPT_METHOD = 1 << 13,
+    OPT_SVG = 1 << 14,
+    OPT_DELAY = 1 << 15,
+    OPT_D = 1 << 16, /* -d, of either */
 };
 
 struct verb {
@@ -41,6 +43,8 @@ static const struct verb verbs[] = {
     {"status", verb_status, 0, 0, OPT_BYTES, false},
     {"list", verb_list, 0, 1, OPT_ALL | OPT_POOL | OPT_LONG | OPT_BYTES | OPT_LOST, false},
     {"show", verb_show, 0, 1, OPT_POOL | OPT_BYTES | OPT_UNNAMED, false},
+    {"map", verb_map, 0, 0, OPT_POOL | OPT_BYTES | OPT_SVG, false},
+    {"top", verb_top, 0, 0, OPT_BYTES | OPT_COUNT | OPT_DELAY | OPT_D, false},
     {"pools", verb_pools, 0, 0, OPT_BYTES, false},
     {"users", verb_users, 0, 0, OPT_BYTES, false},
     {"info", verb_info, 0, 1, OPT_BYTES, false},
@@ -48,11 +52,20 @@ static const struct verb verbs[] = {
     {"doctor", verb_doctor, 0, 0, OPT_BYTES, true},
     {"monitor", verb_monitor, 0, 0, OPT_UID | OPT_POOL | OPT_METHOD, false},
     {"drain", verb_drain, 0, 0, OPT_FORCE | OPT_UNDO | OPT_BYTES, false},
-    {"flush", verb_flush, 0, 0, OPT_DEVICE | OPT_BYTES, false},
+    {"flush", verb_flush, 0, 0, OPT_DEVICE | OPT_D | OPT_BYTES, false},
     {"unlink", verb_unlink, 1, -1, OPT_POOL | OPT_PREFIX | OPT_IGNORE, false},
     {"ping", verb_ping, 0, 0, OPT_COUNT, false},
     {"version", verb_version, 0, 0, 0, true},
 };
+
+#ifndef CAID_TOP
+int
+verb_top(struct ctl *ctl UNUSED, int argc UNUSED, char **argv UNUSED)
+{
+    ctl_complain("top", "left out: caidctl was built without ncurses");
+    return CTL_LOCAL;
+}
+#endif
 
 static const char usage[] =
     "usage: caidctl [OPTION]... [VERB]\n"
@@ -61,6 +74,8 @@ static const char usage[] =
     "  list [PREFIX]        named arrays of a pool\n"
     "  show [NAME]          one array and who holds it; without NAME: who holds what,\n"
     "                       the pool of --pool, or the arrays of --unnamed\n"
+    "  map                  memory as a picture: devices, pools, blocks, what lies in them\n"
+    "  top                  who holds what, live, with rates, and who waits for whom\n"
     "  pools                pools that may be read\n"
     "  users                what each uid is charged: yours, or all for root and the daemon's own\n"
     "  info [DEVICE]        memory per device; DEVICE is an index or a UUID\n"
@@ -77,20 +92,22 @@ static const char usage[] =
     "\n"
     "  -s, --socket=PATH    the daemon's socket\n"
     "  -j, --json           for programs\n"
-    "  -b, --bytes          exact sizes (status, list, show, pools, users, info, flush, doctor, drain)\n"
-    "  -p, --pool=POOL      instead of your own (list, show, timelines, unlink); of it alone (monitor)\n"
+    "  -p, --pool=POOL      instead of your own (list, show, timelines, unlink); it alone (map, monitor)\n"
+    "  -b, --bytes          exact sizes (all but monitor, ping, timelines, unlink, version)\n"
     "  -a, --all            every pool that may be read (list, timelines)\n"
     "  -u, --unnamed        arrays without a name and the processes that keep them (show)\n"
     "  -d, --device=DEVICE  this one only, an index or a UUID (flush)\n"
     "  -l, --long           more columns (list)\n"
     "      --lost           names whose arrays did not come back from an earlier daemon (list)\n"
     "      --prefix=PREFIX  all names that start with it (unlink)\n"
+    "      --svg=PATH       the picture as a file, which a browser shows (map)\n"
     "  -f, --ignore-missing a name that is not there is no failure (unlink)\n"
     "      --force          unlink all names, and do not wait for whoever holds arrays (drain)\n"
     "      --undo           have arrays made again (drain)\n"
     "      --uid=UID        of that user instead of you, or of \"all\" (monitor)\n"
     "      --method=METHOD  requests of that kind alone (monitor)\n"
-    "  -c, --count=N        how many round trips (ping)\n"
+    "  -c, --count=N        how many round trips (ping), or looks, which -n says, too (top)\n"
+    "      --delay=SECONDS  between two looks; -d says it, too (top)\n"
     "  -h, --help           this text\n"
     "  -V, --version        of caidctl\n"
     "\n"
@@ -105,7 +122,8 @@ static const struct option long_options[] = {
     {"all", no_argument, NULL, 'a'},
     {"long", no_argument, NULL, 'l'},
     {"unnamed", no_argument, NULL, 'u'},
-    {"device", required_argument, NULL, 'd'},
+    {"device", required_argument, NULL, 'E'},
+    {"delay", required_argument, NULL, 'D'},
     {"count", required_argument, NULL, 'c'},
     {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'V'},
@@ -116,6 +134,7 @@ static const struct option long_options[] = {
     {"undo", no_argument, NULL, 'U'},
     {"uid", required_argument, NULL, 'I'},
     {"method", required_argument, NULL, 'M'},
+    {"svg", required_argument, NULL, 'S'},
     {0},
 };
 
@@ -154,7 +173,7 @@ parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool 
     int c, status = CTL_OK;
 
     while (status == CTL_OK &&
-           (c = getopt_long(argc, argv, "s:jbp:alufd:c:hV", long_options, NULL)) >= 0)
+           (c = getopt_long(argc, argv, "s:jbp:alufd:c:n:hV", long_options, NULL)) >= 0)
         switch (c) {
         case 's': ctl->socket = optarg; break;
         case 'j': ctl->json = true; break;
@@ -163,14 +182,18 @@ parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool 
         case 'a': *ret_given |= OPT_ALL, ctl->all = true; break;
         case 'l': *ret_given |= OPT_LONG, ctl->long_ = true; break;
         case 'u': *ret_given |= OPT_UNNAMED, ctl->unnamed = true; break;
-        case 'd': *ret_given |= OPT_DEVICE, ctl->device = optarg; break;
+        case 'd': *ret_given |= OPT_D, ctl->device = ctl->delay = optarg; break;
+        case 'E': *ret_given |= OPT_DEVICE, ctl->device = optarg; break;
+        case 'D': *ret_given |= OPT_DELAY, ctl->delay = optarg; break;
         case 'P': *ret_given |= OPT_PREFIX, ctl->prefix = optarg; break;
         case 'L': *ret_given |= OPT_LOST, ctl->lost = true; break;
         case 'F': *ret_given |= OPT_FORCE, ctl->force = true; break;
+        case 'S': *ret_given |= OPT_SVG, ctl->svg = optarg; break;
         case 'U': *ret_given |= OPT_UNDO, ctl->undo = true; break;
         case 'I': *ret_given |= OPT_UID, ctl->uid = optarg; break;
         case 'M': *ret_given |= OPT_METHOD, ctl->method = optarg; break;
         case 'f': *ret_given |= OPT_IGNORE, ctl->ignore_missing = true; break;
+        case 'n':
         case 'c': *ret_given |= OPT_COUNT, status = parse_count(ctl, optarg); break;
         case 'h': fputs(usage, stdout), *ret_done = true; return CTL_OK;
         case 'V': printf("caidctl %s\n", caid_version()), *ret_done = true; return CTL_OK;
@@ -195,6 +218,8 @@ check_usage(const struct ctl *ctl, const struct verb *verb, unsigned given, int 
         return bad_usage(verb->name, "--all and --pool exclude each other");
     if (ctl->force && ctl->undo)
         return bad_usage(verb->name, "--force and --undo exclude each other");
+    if (ctl->svg && ctl->json)
+        return bad_usage(verb->name, "--svg and --json exclude each other");
     if (ctl->unnamed && n_args > 0)
         return bad_usage(verb->name, "--unnamed and the name of an array exclude each other");
     return CTL_OK;
@@ -203,11 +228,7 @@ check_usage(const struct ctl *ctl, const struct verb *verb, unsigned given, int 
 static int
 run_verb(struct ctl *ctl, const struct verb *verb, int argc, char **argv)
 {
-    struct caid_connect_options options = CAID_INIT(options);
-    options.socket = ctl->socket;
-    options.name = "caidctl";
-
-    if (!verb->offline && caid_connect(&ctl->client, &options, &ctl->error) < 0) {
+    if (!verb->offline && ctl_connect(ctl) < 0) {
         _cleanup_free_ char *why = format_plain(ctl->error.message);
         fprintf(stderr, "caidctl: %s\n", why); /* it starts with the socket */
         return ctl_status(ctl);
@@ -249,7 +270,7 @@ flush_stdout(int status)
 int
 main(int argc, char **argv)
 {
-    struct ctl ctl = {.count = COUNT_DEFAULT};
+    struct ctl ctl = {0};
     unsigned given = 0;
     bool done = false;
 

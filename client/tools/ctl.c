@@ -31,8 +31,19 @@ ctl_status(const struct ctl *ctl)
 int
 ctl_failed(const struct ctl *ctl, const char *what)
 {
-    ctl_complain(what, ctl->error.message);
+    if (!ctl->is_quiet)
+        ctl_complain(what, ctl->error.message);
     return ctl_status(ctl);
+}
+
+int
+ctl_connect(struct ctl *ctl)
+{
+    struct caid_connect_options options = CAID_INIT(options);
+
+    options.socket = ctl->socket;
+    options.name = "caidctl";
+    return caid_connect(&ctl->client, &options, &ctl->error);
 }
 
 bool

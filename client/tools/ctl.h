@@ -28,8 +28,11 @@ struct ctl {
     const char *prefix; /* --prefix, or NULL */
     const char *uid;    /* --uid, or NULL */
     const char *method; /* --method, or NULL */
+    const char *svg;    /* --svg, or NULL */
+    const char *delay;  /* --delay, or NULL */
     bool json, bytes, all, long_, unnamed, ignore_missing, lost, force, undo;
-    uint32_t count; /* --count */
+    uint32_t count; /* --count, or 0 */
+    bool is_quiet;  /* nothing is complained of */
 
     struct caid_client *client; /* NULL for a verb that needs none */
     struct caid_error error;
@@ -38,6 +41,9 @@ struct ctl {
 
 /* "caidctl: WHAT: WHY" on stderr, controls escaped. */
 void ctl_complain(const char *what, const char *why);
+
+/* ctl->client. Negative: ctl->error. */
+int ctl_connect(struct ctl *ctl);
 
 /* The status to exit with after ctl->error; and with a complaint about what failed. */
 int ctl_status(const struct ctl *ctl);
@@ -62,6 +68,8 @@ int verb_ping(struct ctl *ctl, int argc, char **argv);
 int verb_version(struct ctl *ctl, int argc, char **argv);
 int verb_list(struct ctl *ctl, int argc, char **argv);
 int verb_show(struct ctl *ctl, int argc, char **argv);
+int verb_map(struct ctl *ctl, int argc, char **argv);
+int verb_top(struct ctl *ctl, int argc, char **argv);
 int verb_pools(struct ctl *ctl, int argc, char **argv);
 int verb_users(struct ctl *ctl, int argc, char **argv);
 int verb_timelines(struct ctl *ctl, int argc, char **argv);

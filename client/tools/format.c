@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <wchar.h>
 
 #include "base/clock.h"
 #include "base/macros.h"
@@ -41,6 +42,11 @@ format_text(const char *fmt, ...)
     return text;
 }
 
+/* What turns the direction of text, ends a line, or is no character. */
+#define DISRUPTIVE                                                       \
+    "\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066" \
+    "\u2067\u2068\u2069\ufffe\uffff"
+
 /* Bytes of the character at s that a terminal may have as they are; 0: none. U+0080 to U+009F
  * are controls, too. */
 static size_t
@@ -53,8 +59,10 @@ printable(const char *s, size_t n)
     if (first < 0x80)
         return 1;
     for (size_t len = 2; len <= 4 && len <= n; len++)
-        if (utf8_prefix(s, len) == len)
-            return first == 0xc2 && (unsigned char)s[1] < 0xa0 ? 0 : len;
+        if (utf8_prefix(s, len) == len) {
+            bool is_c1 = first == 0xc2 && (unsigned char)s[1] < 0xa0;
+            return is_c1 || memmem(DISRUPTIVE, sizeof(DISRUPTIVE), s, len) ? 0 : len;
+        }
     return 0;
 }
 
@@ -89,6 +97,46 @@ format_plain(const char *s)
     }
     *end = 0;
     return text;
+}
+
+/* Bytes of s that fit; *ret_width: the columns that they take. */
+static size_t
+fit(const char *s, size_t columns, size_t *ret_width)
+{
+    size_t n = strlen(s), at = 0, used;
+    mbstate_t state = {0};
+    wchar_t c;
+
+    for (*ret_width = 0; at < n; at += used) {
+        used = mbrtowc(&c, s + at, n - at, &state);
+        if (used == 0 || used > n - at) /* not in this locale's encoding: a byte, a column */
+            used = 1, c = L'?', state = (mbstate_t){0};
+        size_t w = wcwidth(c) > 0 ? (size_t)wcwidth(c) : 0;
+        if (w > columns - *ret_width)
+            break;
+        *ret_width += w;
+    }
+    return at;
+}
+
+size_t
+format_width(const char *s)
+{
+    size_t width;
+
+    fit(s, SIZE_MAX, &width);
+    return width;
+}
+
+char *
+format_cut(const char *s, size_t columns)
+{
+    size_t width, n = fit(s, columns, &width);
+
+    if (!s[n])
+        return format_text("%s", s);
+    n = columns ? fit(s, columns - 1, &width) : 0;
+    return format_text("%.*s%s", (int)n, s, columns ? "…" : "");
 }
 
 char *

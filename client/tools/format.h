@@ -16,9 +16,13 @@ _Noreturn void out_of_memory(void);
 char *format_text(const char *fmt, ...) PRINTF(1, 2);
 char *format_args(const char *fmt, va_list args) PRINTF(1, 0);
 
-/* s with control characters (C0, DEL, C1) and what is not UTF-8 as \xNN, and \ as \\ where any
- * of them is. */
+/* s with control characters (C0, DEL, C1, those of lines and of the direction of text) and what is
+ * not UTF-8 as \xNN, and \ as \\ where any of them is. */
 char *format_plain(const char *s);
+
+/* Columns of a terminal that it takes, by the locale; and s cut to so many, with an ellipsis. */
+size_t format_width(const char *s);
+char *format_cut(const char *s, size_t columns);
 
 /* "1.5 GiB"; exact: the number of bytes. */
 char *format_bytes(uint64_t bytes, bool exact);

@@ -296,6 +296,33 @@ report_use(const struct caid_entry *e)
     return text;
 }
 
+/* The brackets that it has, as ", 1 reads, 2 wait". */
+static char *
+holder_use(const struct caid_holder *holder)
+{
+    struct caid_entry as = {.readers = holder->reading,
+                            .writers = holder->writing,
+                            .waiting = holder->waiting};
+    _cleanup_free_ char *use = report_use(&as);
+
+    return use[0] == '-' ? format_text("%s", "") : format_text(", brackets: %s", use);
+}
+
+char *
+report_holder(const struct caid_holder *holder)
+{
+    _cleanup_free_ char *user = format_user(holder->uid);
+    _cleanup_free_ char *use = holder_use(holder);
+    _cleanup_free_ char *process =
+        holder->pid ? format_text("pid %" PRIu64, holder->pid)
+                    : format_text("%s", "a process in another pid namespace");
+
+    return format_text("%s of %s, %s%s%s%s%s%s", process, user, holder->readonly ? "r" : "rw",
+                       holder->client ? ", " : "", holder->client ? holder->client : "",
+                       holder->hung_up ? ", hung up and not exited" : "",
+                       holder->sent ? ", sent and not taken" : "", use);
+}
+
 static const struct field holder_fields[] = {
     FIELD(U64, caid_holder, pid, "pid", "PID"),
     FIELD(USER, caid_holder, uid, "uid", "USER"),
@@ -330,6 +357,15 @@ static const struct column unnamed_columns[] = {
     {"GENERATION", true}, {"MEMORY", false}, {"SIZE", true},
 };
 
+static const struct field range_fields[] = {
+    FIELD(U64, caid_details, block_size, "block_size"),
+    FIELD(U64, caid_details, offset, "offset"),
+    FIELD(U64, caid_details, bytes, "bytes"),
+    FIELD(STR, caid_details, state, "state"),
+    FIELD(BOOL, caid_details, held, "held"),
+    {0},
+};
+
 static void
 unnamed_json(struct ctl *ctl, const struct caid_details *d)
 {
@@ -338,6 +374,8 @@ unnamed_json(struct ctl *ctl, const struct caid_details *d)
     json_u64(&ctl->out, "array", d->array);
     json_u64(&ctl->out, "block", d->block);
     json_u64(&ctl->out, "companion", d->companion);
+    if (d->state)
+        record_members(&ctl->out, range_fields, d);
     report_holders(ctl, d);
     json_object_end(&ctl->out);
 }
@@ -423,4 +461,15 @@ report_unnamed(struct ctl *ctl, const char *key, const char *pool, struct table 
     return listing_end(&listing,
                        caid_unnamed(ctl->client, &options, unnamed_row, &listing, &ctl->error),
                        pool ? pool : "unnamed");
+}
+
+int
+report_ranges(struct ctl *ctl, const char *key, const struct caid_list_options *options)
+{
+    struct listing listing = {.ctl = ctl};
+
+    listing_begin(&listing, key);
+    return listing_end(&listing,
+                       caid_ranges(ctl->client, options, unnamed_row, &listing, &ctl->error),
+                       key);
 }

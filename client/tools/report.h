@@ -29,6 +29,9 @@ int report_entries(struct ctl *ctl, const char *key, const char *prefix, struct 
 /* Arrays without a name and the processes that keep them; pool NULL: of all that may be read. */
 int report_unnamed(struct ctl *ctl, const char *key, const char *pool, struct table *ret);
 
+/* What lies in blocks, with --json alone. */
+int report_ranges(struct ctl *ctl, const char *key, const struct caid_list_options *options);
+
 /* The end of a verb whose result is one list: closes the object, or prints the table. Returns
  * status. */
 int report_end(struct ctl *ctl, int status, const struct table *table);
@@ -51,6 +54,9 @@ void report_entry(struct ctl *ctl, const struct caid_entry *e);
 
 /* Which buffer of a storage is modified, in words; NULL: the array is no storage. */
 const char *storage_state(struct caid_client *client, const struct caid_details *d);
+
+/* "pid 12 of ann, rw, trainer, brackets: 1 write". A new string. */
+char *report_holder(const struct caid_holder *holder);
 
 void report_holders(struct ctl *ctl, const struct caid_details *d);
 

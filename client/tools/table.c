@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <wchar.h>
 
 #include "format.h"
 
@@ -72,61 +71,32 @@ table_fact(struct table *table, const char *name, const char *fmt, ...)
 }
 
 static size_t
-width(const char *s)
-{
-    mbstate_t state = {0};
-    size_t n = strlen(s), columns = 0;
-    wchar_t c;
-
-    while (n > 0) {
-        size_t used = mbrtowc(&c, s, n, &state);
-        if (used == 0 || used > n)
-            return columns + n; /* not in this locale's encoding: a byte, a column */
-        int w = wcwidth(c);
-        columns += w > 0 ? (size_t)w : 0;
-        s += used;
-        n -= used;
-    }
-    return columns;
-}
-
-static size_t
 column_width(const struct table *table, size_t column, bool heads)
 {
-    size_t widest = heads ? width(table->columns[column].head) : 0;
+    size_t widest = heads ? format_width(table->columns[column].head) : 0;
 
     for (size_t i = column; i < table->n_cells; i += table->n_columns) {
-        size_t w = width(table->cells[i]);
+        size_t w = format_width(table->cells[i]);
         if (w > widest)
             widest = w;
     }
     return widest;
 }
 
-static void
-pad(size_t n)
-{
-    while (n-- > 0)
-        putchar(' ');
-}
-
 /* The last column is not padded: no line ends in spaces. */
 static void
-print_cell(const struct table *table, size_t column, const char *text, size_t column_width_)
+write_cell(const struct table *table, size_t column, const char *text, size_t column_width_,
+           FILE *out)
 {
-    size_t blank = column_width_ - width(text);
+    int blank = (int)(column_width_ - format_width(text));
     bool right = table->columns[column].right, last = column + 1 == table->n_columns;
 
-    if (right)
-        pad(blank);
-    fputs(text, stdout);
-    if (!right && !last)
-        pad(blank);
-    fputs(last ? "\n" : "  ", stdout);
+    fprintf(out, "%*s%s%*s%s", right ? blank : 0, "", text, right || last ? 0 : blank, "",
+            last ? "\n" : "  ");
 }
 
 void
-table_print(const struct table *table, bool heads)
+table_write(const struct table *table, bool heads, FILE *out)
 {
     size_t n = table->n_columns;
     _cleanup_free_ size_t *widths = calloc(n, sizeof(*widths));
@@ -136,7 +106,13 @@ table_print(const struct table *table, bool heads)
     for (size_t c = 0; c < n; c++)
         widths[c] = column_width(table, c, heads);
     for (size_t c = 0; heads && c < n; c++)
-        print_cell(table, c, table->columns[c].head, widths[c]);
+        write_cell(table, c, table->columns[c].head, widths[c], out);
     for (size_t i = 0; i < table->n_cells; i++)
-        print_cell(table, i % n, table->cells[i], widths[i % n]);
+        write_cell(table, i % n, table->cells[i], widths[i % n], out);
+}
+
+void
+table_print(const struct table *table, bool heads)
+{
+    table_write(table, heads, stdout);
 }

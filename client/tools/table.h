@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "base/macros.h"
 
@@ -37,6 +38,7 @@ void table_fact(struct table *table, const char *name, const char *fmt, ...) PRI
 void table_add(struct table *table, const char *fmt, ...) PRINTF(2, 3);
 
 /* With or without the line of heads. */
+void table_write(const struct table *table, bool heads, FILE *out);
 void table_print(const struct table *table, bool heads);
 
 #define _cleanup_table_ _cleanup_(table_deinit)

@@ -42,6 +42,8 @@ static const struct field status_fields[] = {
     FIELD(BOOL, caid_status, draining, "draining"),
     FIELD(CHARS, caid_status, machine_id, "machine_id"),
     FIELD(CHARS, caid_status, daemon_id, "daemon_id"),
+    FIELD(U64, caid_status, opens, "opens"),
+    FIELD(U64, caid_status, begun, "begun"),
     {0},
 };
 
@@ -206,6 +208,8 @@ verb_flush(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 
 /* ---- ping ---- */
 
+#define COUNT_DEFAULT 10
+
 static int
 cmp_u64(const void *a, const void *b)
 {
@@ -246,18 +250,19 @@ ping_print(struct ctl *ctl, const uint64_t *times, uint32_t n)
 int
 verb_ping(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 {
-    _cleanup_free_ uint64_t *times = calloc(ctl->count, sizeof(*times));
+    uint32_t n = ctl->count ? ctl->count : COUNT_DEFAULT;
+    _cleanup_free_ uint64_t *times = calloc(n, sizeof(*times));
 
     if (!times)
         out_of_memory();
-    for (uint32_t i = 0; i < ctl->count; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         uint64_t start = clock_now_ns();
         if (caid_client_ping(ctl->client, &ctl->error) < 0)
             return ctl_failed(ctl, "ping");
         times[i] = clock_now_ns() - start;
     }
-    qsort(times, ctl->count, sizeof(*times), cmp_u64);
-    ping_print(ctl, times, ctl->count);
+    qsort(times, n, sizeof(*times), cmp_u64);
+    ping_print(ctl, times, n);
     return CTL_OK;
 }
 

@@ -88,33 +88,12 @@ details_memory(const struct ctl *ctl, struct table *table, const struct caid_det
                    offset, d->block, size);
 }
 
-/* The brackets that it has, as ", 1 reads, 2 wait". */
-static char *
-holder_use(const struct caid_holder *holder)
-{
-    struct caid_entry as = {.readers = holder->reading,
-                            .writers = holder->writing,
-                            .waiting = holder->waiting};
-    _cleanup_free_ char *use = report_use(&as);
-
-    return use[0] == '-' ? format_text("%s", "") : format_text(", brackets: %s", use);
-}
-
 static void
 details_holders(struct table *table, const struct caid_details *d)
 {
     for (size_t i = 0; i < d->n_holders; i++) {
-        const struct caid_holder *holder = &d->holders[i];
-        _cleanup_free_ char *user = format_user(holder->uid);
-        _cleanup_free_ char *use = holder_use(holder);
-        _cleanup_free_ char *process =
-            holder->pid ? format_text("pid %" PRIu64, holder->pid)
-                        : format_text("%s", "a process in another pid namespace");
-        table_fact(table, "held by", "%s of %s, %s%s%s%s%s%s", process, user,
-                   holder->readonly ? "r" : "rw", holder->client ? ", " : "",
-                   holder->client ? holder->client : "",
-                   holder->hung_up ? ", hung up and not exited" : "",
-                   holder->sent ? ", sent and not taken" : "", use);
+        _cleanup_free_ char *holder = report_holder(&d->holders[i]);
+        table_fact(table, "held by", "%s", holder);
     }
     if (d->n_holders < d->entry.leases)
         table_fact(table, "held by", "%" PRIu64 " more", d->entry.leases - d->n_holders);

@@ -223,7 +223,7 @@ def test_status_json(socket, client):
         "pool", "connections", "pools", "blocks", "arrays", "names", "leases", "jobs",
         "release_errors", "watches", "pending", "contexts", "brackets", "pages", "timelines",
         "turn_cpu_ns", "turn_wall_ns", "keeper", "kept", "restarts", "journal_bytes", "draining",
-        "machine_id", "daemon_id", "devices"}
+        "machine_id", "daemon_id", "opens", "begun", "devices"}
     device = status["devices"][0]
     assert set(device) == {"index", "uuid", "name", "total", "granularity", "kinds", "handoff",
                            "memops", "readonly_host", "mps", "persistence", "compute_mode"}
@@ -741,6 +741,7 @@ def test_unlink_what_starts_alike(socket, client):
 @pytest.mark.parametrize("args", [
     ("show", "missing"), ("unlink", "missing"), ("list", "--pool=missing"),
     ("show", "--pool=missing"), ("show", "x", "--pool=missing"), ("unlink", "n" * 256),
+    ("map", "--pool=missing"), ("map", "--pool=missing", "--json"),
     ("timelines", "--pool=missing"), ("show", "tab\t"), ("--json", "show", "missing"),
     ("--json", "list", "--pool=missing"), ("unlink", "--prefix=x", "--pool=missing"),
 ])
@@ -758,7 +759,7 @@ def test_refused(socket, args):
     ("flush", "--force"), ("monitor", "x"), ("monitor", "--all"), ("list", "--uid=0"), ("flush", "--method=x"),
     ("status", "extra"), ("doctor", "extra"), ("timelines", "x"), ("doctor", "--all"),
     ("list", "--all", "--pool=x"), ("--socket",), ("unlink", "--prefix=x", "a"),
-    ("unlink", "--prefix="), ("list", "--prefix=x"), ("list", "-f"),
+    ("unlink", "--prefix="), ("list", "--prefix=x"), ("list", "-f"), ("map", "--json", "--svg=x"), ("show", "--svg=x"),
 ])
 def test_usage(args):
     done = caidctl(*args)
@@ -827,12 +828,13 @@ def test_completion(names):
     env = names
     assert complete("", env=env) == VERBS
     assert sorted(option.rstrip("=") for option in complete("-", env=env)) == sorted(OPTIONS)
+    assert complete("--sv", env=env) == ["--svg="]
     assert complete("s", env=env) == ["status", "show", "save"]
     assert complete("load", "-", env=env)[:2] == ["--name=", "--pool="]
     assert complete("--js", env=env) == ["--json"]
     assert complete("f", env=env) == ["flush"]
     assert complete("d", env=env) == ["doctor", "drain"]
-    assert complete("t", env=env) == ["timelines"]
+    assert complete("t", env=env) == ["top", "timelines"]
     assert complete("flush", "--device", "=", "", env=env) == ["0"]
     assert complete("show", "--unn", env=env) == ["--unnamed"]
     assert complete("show", "w", env=env) == ["weights/a", "with\\ space"]
