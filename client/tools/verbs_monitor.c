@@ -13,8 +13,8 @@
 #include "session/client.h"
 
 #define PAUSE_NS (5 * NSEC_PER_MSEC) /* in which the daemon gathers some */
-#define BATCH    64                   /* more are followed by others at once */
-#define SEEN_MAX 4096                 /* requests whose answers are known */
+#define BATCH    64                  /* more are followed by others at once */
+#define SEEN_MAX 4096                /* requests whose answers are known */
 
 struct monitor {
     struct ctl *ctl;

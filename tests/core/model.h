@@ -245,9 +245,9 @@ void model_brackets_lease_gone(struct model *m, int slot, uint64_t lease);
 void model_step_kill(struct model *m);
 void model_step_return(struct model *m);
 void model_return_all(struct model *m);
-/* A take whose answer was lost is not asked for again. */
 /* It has not heard of what it was granted last, by such a call. */
 bool model_is_lost(const struct m_slot *slot, enum msg_method method);
+/* A take whose answer was lost is not asked for again. */
 void model_take_given_up(struct model *m, struct m_slot *slot);
 
 /* model_use_steps.c */
