@@ -2,7 +2,8 @@
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, monitor, create, many,
-million, sets, handoff, arena, allocators, storage, sending, weights, mpi, daemon, restart, metrics, attack, crowd; without
+million, sets, handoff, arena, allocators, storage, sending, weights, mpi, daemon, restart, metrics, attack, crowd,
+machines, dask; without
 one, all of them.
 
 open, create, handoff, arena, allocators, storage, sending, weights, mpi, daemon and restart are for the GPU, where
@@ -188,7 +189,8 @@ BENCHES = {"soft": bench_soft, "open": bench_open, "monitor": bench_monitor, "cr
            "million": bench_million, "sets": bench_sets, "handoff": bench_handoff,
            "arena": bench_arena, "allocators": bench_allocators, "storage": bench_storage,
            "sending": bench_sending, "weights": bench_weights, "mpi": bench_mpi, "daemon": bench_daemon,
-           "restart": bench_restart, "metrics": bench_metrics, "attack": bench_attack, "crowd": bench_crowd}
+           "restart": bench_restart, "metrics": bench_metrics, "attack": bench_attack, "crowd": bench_crowd,
+           "machines": lambda _folder: script("bench_machines.py"), "dask": lambda _folder: script("bench_dask.py")}
 AS_ROOT = {"attack", "crowd"}
 
 

@@ -6,9 +6,12 @@ import hashlib
 import hmac
 import pathlib
 import pickle
+import sys
 import uuid
 
 import caid
+import hypothesis
+import hypothesis.strategies as st
 import numpy
 import pytest
 from caid import _default
@@ -180,3 +183,19 @@ def test_it_ends_with_its_makers_process(client, child):
     wait_until(lambda: n_leases(client) == 0)
     with pytest.raises(caid.NotFoundError):
         got.open(client)
+
+
+@hypothesis.given(st.integers(1, 6), st.integers(1, 4))
+def test_jobs_on_many_machines(n_machines, n_each):
+    """Of the simulation that docs/SCALING.md has its table of: what goes between machines goes once."""
+    sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
+    import bench_machines
+
+    sys.path.pop()
+    job = bench_machines.run(bench_machines.broadcast, 8, n_machines, n_each)
+    n, others = n_machines * n_each, (n_machines - 1) * n_each
+    assert (job.network, job.references) == (8 * (n_machines - 1), n - n_machines)
+    assert (job.by_value, job.local) == (8 * others, 8 * (n_each - 1))
+    assert (job.peak, job.peak_by_value) == (8, 8 * n_each)
+    job = bench_machines.run(bench_machines.shuffle, 8 * n, n_machines, n_each)
+    assert (job.network, job.references) == (job.by_value, n * (n_each - 1)) and job.by_value == 8 * n * others

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays in Dask: within a machine by reference, between machines by value.
+
+>>> import caid.dask
+>>> client = distributed.Client(cluster)
+>>> client.register_plugin(caid.dask.Plugin())
+>>> x = client.submit(make)                    # returns a caid.Array, or a CuPy array in caid's memory
+>>> client.submit(use, x, workers=[other])     # of the same daemon: opens it, nothing is copied
+
+A worker that is known to be at the same daemon gets a :class:`caid.Reference`; every other one, and the
+scheduler, get the bytes: in frames on the device where the transport takes those (UCX), else in frames
+in page-locked host memory. What is not caid's goes as it does without this module.
+
+An array has its worker's memory as long as Dask has its key, and whoever has opened it meanwhile keeps it.
+Dask counts its bytes as it counts NumPy's, against the worker's ``memory_limit``, and spills it to disk
+by the same rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import sys
+import weakref
+from typing import Any, Callable
+
+import dask
+import dask.array
+from dask.sizeof import sizeof
+from distributed import Worker, WorkerPlugin
+from distributed.protocol import cuda_deserialize, cuda_serialize, dask_deserialize, dask_serialize
+from distributed.protocol.serialize import register_serialization_family
+
+from . import _cai, _default, _errors, _typestr
+from ._array import Array
+from ._reference import Reference
+
+__all__ = ["Plugin", "from_set", "to_set"]
+
+_FAMILY = "caid"
+
+
+def _place(client):
+    """What a connection's two ends tell each other."""
+    return [client.machine_id, client.daemon_id]
+
+
+class Plugin(WorkerPlugin):
+    """Connects each worker to its daemon, and sends what lies there by reference.
+
+    Register it by ``client.register_plugin()``, with any cluster. A worker's daemon is that of
+    :func:`caid.default_client` in its process: ``$CAID_SOCKET`` names it.
+
+    Parameters
+    ----------
+    cupy : bool
+        Whether what CuPy allocates in the workers lies in caid's memory, so that CuPy's arrays go by
+        reference, too (:class:`caid.cupy.Allocator`).
+    """
+
+    name = "caid"
+
+    def __init__(self, cupy: bool = False):
+        self._cupy = cupy
+
+    def setup(self, worker: Worker) -> None:
+        client = _default.default_client()
+        if self._cupy:
+            self._allocate(client)
+        told = worker.connection_args.get("handshake_overrides") or {}
+        worker.connection_args["handshake_overrides"] = {**told, _FAMILY: _place(client)}
+        others = worker.rpc.serializers or _serializers_of(worker.address)
+        if _FAMILY not in others:
+            worker.rpc.serializers = worker.rpc.deserializers = [_FAMILY, *others]
+
+    def _allocate(self, client):
+        import cupy
+
+        from . import cupy as of_cupy
+
+        self._allocator = of_cupy.Allocator(client)
+        cupy.cuda.set_allocator(self._allocator.malloc)
+
+    def __reduce__(self):
+        return type(self), (self._cupy,)
+
+
+def _serializers_of(address):
+    device = ["cuda"] if address.startswith("ucx") else []
+    return [*device, "dask", "pickle", "error"]
+
+
+@sizeof.register(Array)
+def _size_of(array):
+    return array.nbytes
+
+
+# --- by reference ---------------------------------------------------------------------------
+
+_references: dict = {}  # id of an object that was sent: its Reference, as long as it lives
+
+
+def _reference_to(x):
+    """Any number of receivers may open it while the object lives: its worker has the key as long as
+    one of them is on its way."""
+    reference = _references.get(id(x))
+    if reference is None:
+        made = Reference(x)
+        reference = _references.setdefault(id(x), made)
+        if reference is made:
+            weakref.finalize(x, lambda key: _references.pop(key).close(), id(x))
+        else:
+            made.close()
+    return reference
+
+
+def _to_cupy(array):
+    return sys.modules["cupy"].asarray(array)
+
+
+_kinds: dict[str, Callable] = {"Array": lambda array: array, "ndarray": _to_cupy}  # of an Array
+
+
+def _kind_of(x):
+    if isinstance(x, Array):
+        return "Array"
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(x, cupy.ndarray):
+        _cai.as_array(x).close()  # waits for its stream
+        return "ndarray"
+    raise NotImplementedError(type(x).__name__)
+
+
+def _dump_reference(x, context=None):
+    to = ((context or {}).get("recipient") or {}).get(_FAMILY)
+    kind = to and _kind_of(x)
+    try:
+        reference = kind and _reference_to(x)
+    except (TypeError, _errors.LimitError, _errors.QuotaError):  # not in a daemon's memory; no lease is left
+        reference = None
+    if not reference or list(to) != [reference.machine_id, reference.daemon_id]:
+        raise NotImplementedError(type(x).__name__)
+    return {"kind": kind, "reference": pickle.dumps(reference)}, []
+
+
+def _load_reference(header, _frames):
+    with pickle.loads(header["reference"]).open() as array:
+        return _kinds[header["kind"]](array.view())
+
+
+register_serialization_family(_FAMILY, _dump_reference, _load_reference)
+
+# --- by value -------------------------------------------------------------------------------
+
+
+def _describe(array):
+    element = array._layout.element
+    f_order = array.is_f_contiguous() and not array.is_c_contiguous()
+    return {
+        "shape": array.shape,
+        "element": (element.told, element.itemsize, element.descr),
+        "order": "F" if f_order else "C",
+    }
+
+
+def _like(header, client, memory="device"):
+    element = _typestr.element_of(*header["element"])
+    return client.empty(tuple(header["shape"]), element, order=header["order"], memory=memory)
+
+
+def _flat(array, header):
+    """Its bytes, in the order in which they lie."""
+    return array.ravel(header["order"]).view("|u1")
+
+
+def _gathered(array, header, memory):
+    """A copy whose bytes lie together."""
+    copy = _like(header, _default.default_client(), memory)
+    copy.copy_from(array)
+    return copy
+
+
+@dask_serialize.register(Array)
+def _to_host(array):
+    header = _describe(array)
+    with _gathered(array, header, "pinned") as copy:
+        return header, [memoryview(_typestr.numpy().asarray(_flat(copy, header)))]
+
+
+@dask_deserialize.register(Array)
+def _from_host(header, frames):
+    """A NumPy array where there is no daemon, as in a user's process."""
+    try:
+        client = _default.default_client()
+    except _errors.NoDaemonError:
+        return _numpy_of(header, frames)
+    with _like(header, client) as array:
+        if array.nbytes:
+            array.copy_from_host(_numpy_of(header, frames))
+        return array.view()
+
+
+def _numpy_of(header, frames):
+    np = _typestr.numpy()
+    dtype = _typestr.to_numpy(_typestr.element_of(*header["element"]))
+    return np.ndarray(header["shape"], dtype, b"".join(frames), order=header["order"])
+
+
+@cuda_serialize.register(Array)
+def _to_device(array):
+    header = _describe(array)
+    lies_together = array.is_c_contiguous() or header["order"] == "F"
+    return header, [_flat(array if lies_together else _gathered(array, header, "device"), header)]
+
+
+@cuda_deserialize.register(Array)
+def _from_device(header, frames):
+    with _like(header, _default.default_client()) as array:
+        if array.nbytes:
+            _flat(array, header).copy_from(frames[0])
+        return array.view()
+
+
+# --- dask.array -----------------------------------------------------------------------------
+
+
+def from_set(name: str, *, pool: str | None = None, asarray: Callable | None = None) -> dask.array.Array:
+    """A dask.array whose chunks are the arrays of a set, as :func:`to_set` has made it: their keys are
+    their places in it, ``"0.1"`` (as Zarr has them).
+
+    Parameters
+    ----------
+    name : str
+        Of the set, with what ends it: ``"field/"``.
+    asarray : callable, optional
+        What makes of a caid.Array what is computed with: ``cupy.asarray``, which it is without it on a
+        GPU, ``numpy.asarray`` on the software driver.
+
+    Notes
+    -----
+    It is of the version that the set has now: a chunk that was replaced raises StaleError when it is
+    computed. Workers have to be at this daemon: others raise StaleError.
+
+    Raises
+    ------
+    NotFoundError, AccessError
+    ValueError
+        Its keys are no grid, or its shapes do not fit together.
+    """
+    client = _default.default_client()
+    with client.open_set(name, pool=pool) as opened:
+        keys = {_place_of(key): key for key in opened}
+        chunks = _chunks_of({_place_of(key): entry.shape for key, entry in opened.entries().items()})
+        with next(iter(opened.values())) as array:
+            dtype = array.dtype
+        generation = opened.generation
+    asarray = asarray or _library_of(client).asarray
+    label = "caid-" + dask.base.tokenize(name, pool, generation, client.daemon_id, asarray)
+    task = _open_chunk, generation, pool, asarray
+    graph = {(label, *place): (*task, name + key) for place, key in keys.items()}
+    return dask.array.Array(graph, label, chunks, dtype=dtype)
+
+
+def _library_of(client):
+    if client.host_accessible:
+        return _typestr.numpy()
+    import cupy
+
+    return cupy
+
+
+def _place_of(key):
+    try:
+        return tuple(int(index) for index in key.split(".")) if key != "-" else ()
+    except ValueError:
+        raise ValueError(f"key {key!r} is no place of a chunk, as '0.1'") from None
+
+
+def _chunks_of(shapes):
+    """The extents along each axis; shapes: by their places."""
+    along: list[dict] = [{} for _ in next(iter(shapes))]
+    for place, shape in shapes.items():
+        for extents, i, extent in zip(along, place, shape):
+            extents[i] = extent
+    chunks = tuple(tuple(extents[i] for i in sorted(extents)) for extents in along)
+    grid = itertools.product(*(range(len(extents)) for extents in chunks))
+    if shapes != {place: tuple(c[i] for c, i in zip(chunks, place)) for place in grid}:
+        raise ValueError("the arrays of the set are no chunks of one array")
+    return chunks
+
+
+def _open_chunk(generation, pool, asarray, name):
+    with _default.default_client().open(name, pool=pool, generation=generation) as array:
+        return asarray(array.view())
+
+
+def to_set(x: dask.array.Array, name: str, *, metadata: Any = None) -> Any:
+    """Puts a dask.array under a name, one array for each chunk, in one step: a set, which
+    :func:`from_set` reads. Returns a :class:`dask.delayed.Delayed` of its generation.
+
+    Chunks that lie in the memory of the daemon of the worker that publishes are not copied.
+    """
+    places = ["-"] if x.ndim == 0 else [".".join(map(str, place)) for place in itertools.product(*map(range, x.numblocks))]
+    blocks = x.to_delayed().ravel().tolist()
+    arrays = [dask.delayed(_to_caid)(block) for block in blocks]
+    return dask.delayed(_publish)(name, places, arrays, metadata)
+
+
+def _to_caid(x):
+    if isinstance(x, Array):
+        return x
+    client = _default.default_client()
+    with client.empty(x.shape, x.dtype) as array:
+        array.copy_from(x)
+        return array.view()
+
+
+def _publish(name, places, arrays, metadata):
+    client = _default.default_client()
+    return client.publish_many(name, dict(zip(places, arrays)), metadata=metadata)

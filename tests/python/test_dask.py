@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""caid.dask with a real Dask: two daemons stand for two machines, of two workers each."""
+
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import sys
+import time
+
+import caid
+import numpy
+import pytest
+from conftest import wait_until
+
+CONSUMERS = pathlib.Path(__file__).resolve().parents[2] / "build" / "consumers"
+SITE = str(CONSUMERS / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages")
+sys.path.append(SITE)
+dask = pytest.importorskip("dask", reason="Dask is not installed")
+distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
+import caid.dask  # noqa: E402
+import dask.array  # noqa: E402
+from dask_work import Counts, driver_calls, forget_errors, held, make, slow_sum, total  # noqa: E402
+from distributed.protocol import deserialize, serialize  # noqa: E402
+
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.skipif(os.name != "posix", reason="POSIX")]
+N_KILLS = int(os.environ.get("CAID_STRESS_KILLS", 100)) // 10
+MIB = 1 << 20
+LOCAL = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+dask.config.set({"logging": {"distributed": "critical"}})
+
+
+def machines(stack):
+    for letter in "ab":
+        env = {"CAID_MACHINE_ID": str(int(letter, 16)) * 16}
+        yield letter, stack.enter_context(caid.LocalDaemon(env=env))
+
+
+@contextlib.contextmanager
+def clients_of(daemons):
+    """By the letter of the machine. Afterwards nothing may be left."""
+    clients = {letter: daemon.connect() for letter, daemon in daemons.items()}
+    try:
+        yield clients
+        for client in clients.values():
+            wait_until(lambda c=client: (c.flush(), c.status())[1].arrays == 0, lambda c=client: c.unnamed())
+            assert client.status().leases == 0
+    finally:
+        for client in clients.values():
+            client.close()
+
+
+@pytest.fixture(scope="module")
+def daemons():
+    with contextlib.ExitStack() as stack:
+        yield dict(machines(stack))
+
+
+def worker_of(daemon, name, **options):
+    env = {"CAID_SOCKET": daemon.address, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    env["DASK_LOGGING__DISTRIBUTED"] = "critical"
+    options = {"nthreads": 1, "env": env, "memory_limit": None, **LOCAL, **options}
+    return {name: {"cls": distributed.Nanny, "options": {"name": name, **options}}}
+
+
+@contextlib.contextmanager
+def cluster_of(workers):
+    scheduler = {"cls": distributed.Scheduler, "options": {**LOCAL}}
+    patient = {"distributed.scheduler.allowed-failures": 1000, "distributed.deploy.lost-worker-timeout": "600s"}
+    with dask.config.set(patient):
+        with distributed.SpecCluster(workers=workers, scheduler=scheduler, silence_logs=False) as cluster:
+            with distributed.Client(cluster) as client:
+                client.register_plugin(Counts())
+                client.register_plugin(caid.dask.Plugin())
+                yield client
+
+
+@pytest.fixture(scope="module")
+def cluster(daemons):
+    workers = {}
+    for letter, daemon in daemons.items():
+        for i in range(2):
+            workers.update(worker_of(daemon, f"{letter}{i}"))
+    with cluster_of(workers) as client:
+        yield client
+
+
+@pytest.fixture
+def left(daemons):
+    with clients_of(daemons) as clients:
+        yield clients
+
+
+def written(client):
+    return sum(client.run(lambda dask_worker: dask_worker.written).values())
+
+
+# --- tests ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [MIB, 8 * MIB])
+def test_by_reference_within_by_value_between(cluster, left, n):
+    x = cluster.submit(make, n, workers=["a0"])
+    distributed.wait(x)
+    before, nbytes = written(cluster), 8 * n
+    assert cluster.submit(total, x, workers=["a1"]).result() == n * (n - 1) // 2
+    assert written(cluster) - before < 64 << 10
+    assert cluster.submit(held, x, workers=["a1"], pure=False).result() == (1, 3)  # one is the ticket's
+    for worker in "b0", "b1":  # the second one has it of the first, or of a worker of a
+        assert cluster.submit(total, x, workers=[worker]).result() == n * (n - 1) // 2
+    assert nbytes <= written(cluster) - before < 2 * nbytes + (1 << 20)
+    assert (x.result() == numpy.arange(n)).all()  # this process has no daemon of its own
+    del x
+
+
+def test_opening_makes_no_driver_call_where_the_block_is_mapped(cluster, left):
+    first, second = (cluster.submit(make, 1000, i, workers=["a0"]) for i in range(2))
+    assert cluster.submit(total, first, workers=["a1"]).result() == 0
+    before = cluster.submit(driver_calls, workers=["a1"], pure=False).result()
+    after = cluster.submit(driver_calls, second, workers=["a1"], pure=False).result()
+    assert after - before < 10
+    del first, second
+
+
+def test_whoever_has_opened_it_keeps_it(cluster, left):
+    x = cluster.submit(make, 1000, workers=["a0"])
+    kept = cluster.submit(lambda x: x[::2], x, workers=["a1"])
+    distributed.wait(kept)
+    del x
+    wait_until(lambda: left["a"].status().leases == 1)
+    assert cluster.submit(total, kept, workers=["a0"]).result() == sum(range(0, 1000, 2))
+    del kept
+
+
+def test_collections_travel(cluster, left):
+    x = cluster.submit(lambda: {"a": [make(1000)], "b": (make(10), 5)}, workers=["a0"])
+    for worker in "a1", "b0":
+        got = cluster.submit(lambda x: (total(x["a"][0]), total(x["b"][0]), x["b"][1]), x, workers=[worker])
+        assert got.result() == (499500, 45, 5)
+    del x, got
+
+
+def test_it_is_spilled_by_dasks_rules(daemons, tmp_path):
+    """Of 16 arrays of 1 MiB at most 4 are in memory; all come back."""
+    with clients_of({"a": daemons["a"]}) as clients:
+        options = {"memory_limit": 64 * MIB, "local_directory": str(tmp_path)}
+        rules = {"distributed.worker.memory.target": 4 / 64, "distributed.worker.memory.spill": False}
+        rules |= {"distributed.worker.memory.pause": False, "distributed.worker.memory.terminate": False}
+        with dask.config.set(rules), cluster_of(worker_of(daemons["a"], "a0", config=rules, **options)) as client:
+            arrays = [client.submit(make, MIB // 8, i) for i in range(16)]
+            distributed.wait(arrays)
+            assert clients["a"].status().arrays <= 5
+            assert client.gather(client.map(total, arrays)) == [i * sum(range(MIB // 8)) for i in range(16)]
+            del arrays
+
+
+def test_a_set_is_a_dask_array(cluster, left, daemons, monkeypatch):
+    monkeypatch.setenv("CAID_SOCKET", daemons["a"].address)
+    values = numpy.random.default_rng(1).random((100, 70))
+    x = dask.array.from_array(values, chunks=(30, 40))
+    with dask.annotate(workers=["a0", "a1"]):
+        generation = cluster.compute(caid.dask.to_set(x, "x/"), workers=["a0", "a1"]).result()
+    assert sorted(e.name for e in left["a"].list() if e.of_set)[:2] == ["x/0.0", "x/0.1"]
+    got = caid.dask.from_set("x/")
+    assert (got.chunks, got.dtype) == (x.chunks, x.dtype)
+    in_a = {"workers": ["a0", "a1"], "allow_other_workers": False}
+    assert numpy.allclose(cluster.compute((got + 1).sum(axis=0), **in_a).result(), (values + 1).sum(axis=0))
+    with left["a"].open_set("x/") as opened:
+        assert opened.generation == generation
+    with pytest.raises((caid.NotFoundError, caid.StaleError), match="x/"):
+        cluster.compute(got.sum(), workers=["b0", "b1"]).result()
+    left["a"].unlink("x/")
+    with pytest.raises(caid.NotFoundError):
+        caid.dask.from_set("x/")
+
+
+ARRAYS = [
+    numpy.arange(0, dtype="f4"),
+    numpy.array(5),
+    numpy.random.default_rng(0).random((10, 20, 30)),
+    numpy.asfortranarray(numpy.arange(24, dtype="u2").reshape(4, 6)),
+    numpy.zeros((5, 0, 3), "c8"),
+    numpy.array([(1, 2.5, b"abc")] * 4, "i4,f8,S3"),
+    numpy.array(["2026-01-01"], "M8[D]"),
+    numpy.array([b"abc", b"d"], "S3"),
+    numpy.array(["abc", "d"], "U3"),
+    numpy.arange(12, dtype=">i4"),
+    numpy.array([True, False]),
+]
+VIEWS = [lambda x: x[...], lambda x: x[::-1], lambda x: x[1::2], lambda x: x.T]
+
+
+@pytest.mark.parametrize("family", ["caid", "dask", "cuda"])
+@pytest.mark.parametrize("values", ARRAYS, ids=lambda x: f"{x.dtype}{x.shape}")
+def test_bytes_arrive(client, monkeypatch, family, values):
+    """The cases of Dask's own tests of NumPy's arrays and CuPy's, by each way."""
+    monkeypatch.setattr(caid.dask._default, "default_client", lambda: client)
+    monkeypatch.setattr(caid.dask._default, "client_at", lambda _id: client)
+    context = {"recipient": {"caid": [client.machine_id, client.daemon_id]}}
+    with client.empty(values.shape, values.dtype, order="F" if values.flags.fnc else "C") as whole:
+        whole.copy_from(values)
+        for view in VIEWS if values.ndim else VIEWS[:1]:
+            with view(whole) as sent:
+                header, frames = serialize(sent, serializers=[family], on_error="raise", context=context)
+                if family == "dask":
+                    frames = [bytes(frame) for frame in frames]
+                with deserialize(header, frames) as got:
+                    assert got.dtype == values.dtype and got.shape == sent.shape
+                    assert got.is_f_contiguous() == sent.is_f_contiguous() or not sent.is_c_contiguous()
+                    assert got.copy_to_host().tobytes() == view(values).tobytes()
+                del frames
+            del sent
+
+
+def test_who_is_elsewhere_or_unknown_gets_no_reference(client):
+    with client.empty(4, "<i8") as x:
+        for recipient in {}, {"caid": ["1" * 32, client.daemon_id]}, {"caid": [client.machine_id, "2" * 32]}:
+            with pytest.raises(TypeError, match="Could not serialize"):
+                serialize(x, serializers=["caid"], on_error="raise", context={"recipient": recipient})
+        with pytest.raises(TypeError):
+            serialize(numpy.ones(3), serializers=["caid"], on_error="raise")
+
+
+def is_running(nanny):
+    process = nanny.process  # None: its nanny is about to make another one
+    return process is not None and nanny.status == process.status == distributed.Status.running
+
+
+def test_kills_leave_nothing(cluster, left):
+    """Workers die at random while others have what they made; Dask computes it anew. One whose nanny is
+    starting it is not killed: its nanny would end."""
+    nannies, killed = list(cluster.cluster.workers.values()), set()
+    for _ in range(N_KILLS // 2):
+        wait_until(lambda: all(n.pid not in killed and is_running(n) for n in nannies))
+        cluster.wait_for_workers(len(nannies))
+        made = [cluster.submit(make, 1000 + i, pure=False) for i in range(8)]
+        chosen = [random.sample(range(8), 3) for _ in range(8)]
+        sums = [cluster.submit(slow_sum, *(made[i] for i in some), pure=False) for some in chosen]
+        for nanny in random.sample(nannies, 2):
+            time.sleep(random.random() / 10)
+            killed.add(nanny.pid)
+            os.kill(nanny.pid, signal.SIGKILL)
+        assert cluster.gather(sums) == [sum(sum(range(1000 + i)) for i in some) for some in chosen]
+        del made, sums
+    wait_until(lambda: (cluster.run(forget_errors), sum(c.status().arrays for c in left.values()))[1] == 0)
