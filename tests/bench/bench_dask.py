@@ -12,8 +12,12 @@ import sys
 import time
 
 import caid
-import distributed
-from caid.dask import Plugin
+
+try:
+    import distributed
+    from caid.dask import Plugin
+except ImportError as e:
+    sys.exit(print(f"left out: {e}"))
 
 MIB, ROUNDS = 1 << 20, 7
 

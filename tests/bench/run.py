@@ -3,8 +3,7 @@
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, monitor, create, many,
 million, sets, handoff, arena, allocators, storage, sending, weights, mpi, daemon, restart, metrics, attack, crowd,
-machines, dask; without
-one, all of them.
+machines, dask; without one, all of them.
 
 open, create, handoff, arena, allocators, storage, sending, weights, mpi, daemon and restart are for the GPU, where
 there is one. The others measure the daemon and libcaid alone, so they are on the software driver everywhere.
