@@ -9,6 +9,10 @@
 #include "settle.h"
 #include "state.h"
 
+/* Arrays in one reply. Each takes some 4 us where what the core has of it is in no cache, and
+ * nobody's packet is to take 2 ms. */
+#define GRANT_MAX 400
+
 static struct msg_array
 array_record(const struct core *core, const struct array *array, const struct grant *grant)
 {
@@ -156,7 +160,8 @@ grant_add(struct core *core, struct conn *conn, struct grant *grant, struct arra
 
     if (is_new)
         block_entry = block_record(core, grant, block);
-    grant->full = !grant->alone && !take_room(grant, &record, is_new ? &block_entry : NULL);
+    grant->full = !grant->alone && (grant->n_arrays == GRANT_MAX ||
+                                    !take_room(grant, &record, is_new ? &block_entry : NULL));
     if (grant->full)
         return 0;
     rc = lease_new(core, conn, array, readonly, &lease, &is_new, r);
