@@ -18,6 +18,8 @@ by the same rules.
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import itertools
 import pickle
 import sys
@@ -67,6 +69,7 @@ class Plugin(WorkerPlugin):
         client = _default.default_client()
         if self._cupy:
             self._allocate(client)
+        worker.handlers["get_data"] = _knowing_its_receiver(worker.handlers["get_data"])
         told = worker.connection_args.get("handshake_overrides") or {}
         worker.connection_args["handshake_overrides"] = {**told, _FAMILY: _place(client)}
         others = worker.rpc.serializers or _serializers_of(worker.address)
@@ -96,6 +99,23 @@ def _size_of(array):
 
 
 # --- by reference ---------------------------------------------------------------------------
+
+_receiver: contextvars.ContextVar = contextvars.ContextVar("receiver", default=None)  # its _place()
+
+
+def _knowing_its_receiver(get_data):
+    """Serialisers are told of their receiver by some transports only."""
+
+    @functools.wraps(get_data)
+    async def handler(comm, *args, **options):
+        token = _receiver.set(comm.remote_info.get(_FAMILY))
+        try:
+            return await get_data(comm, *args, **options)
+        finally:
+            _receiver.reset(token)
+
+    return handler
+
 
 _references: dict = {}  # id of an object that was sent: its Reference, as long as it lives
 
@@ -131,8 +151,8 @@ def _kind_of(x):
     raise NotImplementedError(type(x).__name__)
 
 
-def _dump_reference(x, context=None):
-    to = ((context or {}).get("recipient") or {}).get(_FAMILY)
+def _dump_reference(x):
+    to = _receiver.get()
     kind = to and _kind_of(x)
     try:
         reference = kind and _reference_to(x)

@@ -197,12 +197,12 @@ def test_bytes_arrive(client, monkeypatch, family, values):
     """The cases of Dask's own tests of NumPy's arrays and CuPy's, by each way."""
     monkeypatch.setattr(caid.dask._default, "default_client", lambda: client)
     monkeypatch.setattr(caid.dask._default, "client_at", lambda _id: client)
-    context = {"recipient": {"caid": [client.machine_id, client.daemon_id]}}
+    caid.dask._receiver.set([client.machine_id, client.daemon_id])
     with client.empty(values.shape, values.dtype, order="F" if values.flags.fnc else "C") as whole:
         whole.copy_from(values)
         for view in VIEWS if values.ndim else VIEWS[:1]:
             with view(whole) as sent:
-                header, frames = serialize(sent, serializers=[family], on_error="raise", context=context)
+                header, frames = serialize(sent, serializers=[family], on_error="raise")
                 if family == "dask":
                     frames = [bytes(frame) for frame in frames]
                 with deserialize(header, frames) as got:
@@ -215,9 +215,10 @@ def test_bytes_arrive(client, monkeypatch, family, values):
 
 def test_who_is_elsewhere_or_unknown_gets_no_reference(client):
     with client.empty(4, "<i8") as x:
-        for recipient in {}, {"caid": ["1" * 32, client.daemon_id]}, {"caid": [client.machine_id, "2" * 32]}:
+        for receiver in None, ["1" * 32, client.daemon_id], [client.machine_id, "2" * 32]:
+            caid.dask._receiver.set(receiver)
             with pytest.raises(TypeError, match="Could not serialize"):
-                serialize(x, serializers=["caid"], on_error="raise", context={"recipient": recipient})
+                serialize(x, serializers=["caid"], on_error="raise")
         with pytest.raises(TypeError):
             serialize(numpy.ones(3), serializers=["caid"], on_error="raise")
 
