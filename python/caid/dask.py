@@ -8,8 +8,8 @@
 >>> client.submit(use, x, workers=[other])     # of the same daemon: opens it, nothing is copied
 
 A worker that is known to be at the same daemon gets a :class:`caid.Reference`; every other one, and the
-scheduler, get the bytes: in frames on the device where the transport takes those (UCX), else in frames
-in page-locked host memory. What is not caid's goes as it does without this module.
+scheduler, get the bytes: in frames on the device where the transport takes those (UCX) and CuPy is there,
+else in frames on the host. What is not caid's goes as it does without this module.
 
 An array has its worker's memory as long as Dask has its key, and whoever has opened it meanwhile keeps it.
 Dask counts its bytes as it counts NumPy's, against the worker's ``memory_limit``, and spills it to disk
@@ -183,62 +183,69 @@ def _describe(array):
     }
 
 
-def _like(header, client, memory="device"):
+def _like(header):
     element = _typestr.element_of(*header["element"])
-    return client.empty(tuple(header["shape"]), element, order=header["order"], memory=memory)
-
-
-def _flat(array, header):
-    """Its bytes, in the order in which they lie."""
-    return array.ravel(header["order"]).view("|u1")
-
-
-def _gathered(array, header, memory):
-    """A copy whose bytes lie together."""
-    copy = _like(header, _default.default_client(), memory)
-    copy.copy_from(array)
-    return copy
+    client = _default.default_client()
+    return client.empty(tuple(header["shape"]), element, order=header["order"])
 
 
 @dask_serialize.register(Array)
 def _to_host(array):
     header = _describe(array)
-    with _gathered(array, header, "pinned") as copy:
-        return header, [memoryview(_typestr.numpy().asarray(_flat(copy, header)))]
+    host = (array.T if header["order"] == "F" else array).copy_to_host()
+    return header, [memoryview(host.reshape(-1).view("u1"))]
 
 
 @dask_deserialize.register(Array)
 def _from_host(header, frames):
     """A NumPy array where there is no daemon, as in a user's process."""
+    dtype = _typestr.to_numpy(_typestr.element_of(*header["element"]))
+    frame = frames[0] if len(frames) == 1 else b"".join(frames)
+    host = _typestr.numpy().ndarray(header["shape"], dtype, frame, order=header["order"])
     try:
-        client = _default.default_client()
+        array = _like(header)
     except _errors.NoDaemonError:
-        return _numpy_of(header, frames)
-    with _like(header, client) as array:
+        return host
+    with array:
         if array.nbytes:
-            array.copy_from_host(_numpy_of(header, frames))
+            array.copy_from_host(host)
         return array.view()
 
 
-def _numpy_of(header, frames):
-    np = _typestr.numpy()
-    dtype = _typestr.to_numpy(_typestr.element_of(*header["element"]))
-    return np.ndarray(header["shape"], dtype, b"".join(frames), order=header["order"])
+def _device_frame(nbytes):
+    """Memory that transports can map in another process, as they cannot caid's."""
+    try:
+        import cupy
+    except ImportError:
+        raise NotImplementedError("frames on the device need CuPy") from None
+    memory = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(nbytes, 1)), 0)  # whatever CuPy's allocator is
+    return cupy.ndarray(nbytes, "u1", memory)
 
 
 @cuda_serialize.register(Array)
 def _to_device(array):
     header = _describe(array)
-    lies_together = array.is_c_contiguous() or header["order"] == "F"
-    return header, [_flat(array if lies_together else _gathered(array, header, "device"), header)]
+    frame = _device_frame(array.nbytes)
+    if array.nbytes:
+        with _cai.as_array(frame) as lent, _unflattened(lent, header) as target:
+            target.copy_from(array)
+    return header, [frame]
 
 
 @cuda_deserialize.register(Array)
 def _from_device(header, frames):
-    with _like(header, _default.default_client()) as array:
+    with _like(header) as array:
         if array.nbytes:
-            _flat(array, header).copy_from(frames[0])
+            with _cai.as_array(frames[0]) as lent, _unflattened(lent, header) as source:
+                array.copy_from(source)
         return array.view()
+
+
+def _unflattened(flat, header):
+    """Bytes as an array like that."""
+    shape, element = header["shape"], _typestr.element_of(*header["element"])
+    typed = flat.view(element)
+    return typed.reshape(tuple(shape)[::-1]).T if header["order"] == "F" else typed.reshape(tuple(shape))
 
 
 # --- dask.array -----------------------------------------------------------------------------

@@ -191,6 +191,11 @@ ARRAYS = [
 VIEWS = [lambda x: x[...], lambda x: x[::-1], lambda x: x[1::2], lambda x: x.T]
 
 
+def device_frame(client, nbytes):
+    with client.empty(nbytes, "u1") as frame:
+        return frame.view()
+
+
 @pytest.mark.parametrize("family", ["caid", "dask", "cuda"])
 @pytest.mark.parametrize("values", ARRAYS, ids=lambda x: f"{x.dtype}{x.shape}")
 def test_bytes_arrive(client, monkeypatch, family, values):
@@ -198,6 +203,7 @@ def test_bytes_arrive(client, monkeypatch, family, values):
     monkeypatch.setattr(caid.dask._default, "default_client", lambda: client)
     monkeypatch.setattr(caid.dask._default, "client_at", lambda _id: client)
     caid.dask._receiver.set([client.machine_id, client.daemon_id])
+    monkeypatch.setattr(caid.dask, "_device_frame", lambda nbytes: device_frame(client, nbytes))
     with client.empty(values.shape, values.dtype, order="F" if values.flags.fnc else "C") as whole:
         whole.copy_from(values)
         for view in VIEWS if values.ndim else VIEWS[:1]:
