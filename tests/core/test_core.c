@@ -245,7 +245,7 @@ CORE_TEST(core, open_gives_the_first_that_fit, many)
         struct h_reply *reply = h_request(h, b, MSG_OPEN, &params);
         cr_assert_eq(reply->error, 0);
         cr_assert_gt(reply->n_arrays, 0);
-        cr_assert_leq(reply->n_arrays, 400, "it takes too long");
+        cr_assert_leq(reply->n_arrays, 200, "it takes too long");
         done += reply->n_arrays;
         messages++;
     }
