@@ -9,10 +9,6 @@
 #include "settle.h"
 #include "state.h"
 
-/* Arrays in one reply. Each takes some 4 us where what the core has of it is in no cache, and two
- * packets, which come in one batch, are not to take 2 ms. */
-#define GRANT_MAX 200
-
 static struct msg_array
 array_record(const struct core *core, const struct array *array, const struct grant *grant)
 {

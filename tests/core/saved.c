@@ -225,7 +225,8 @@ assert_same(const struct array *a, const struct array *b)
     cr_assert_eq(a->ndim, b->ndim);
     cr_assert_arr_eq(array_shape(a), array_shape(b), a->ndim * sizeof(int64_t));
     cr_assert_str_eq(array_typestr(a), array_typestr(b));
-    cr_assert(of_a.n == of_b.n && !of_a.p == !of_b.p && memcmp(of_a.p, of_b.p, of_a.n) == 0);
+    cr_assert(of_a.n == of_b.n && !of_a.p == !of_b.p &&
+              (of_a.n == 0 || memcmp(of_a.p, of_b.p, of_a.n) == 0));
     cr_assert_eq(array_offset(a), array_offset(b));
     if (array_block(a))
         cr_assert_eq(array_block(a)->id, array_block(b)->id);
