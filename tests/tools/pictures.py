@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes docs/map.svg, docs/map.png, docs/top.svg and docs/top.png anew: caidctl map and caidctl top, as
-they are on the software driver, of some processes that share models. What draws a terminal is tmux, and a
-headless Chromium the SVG.
+"""Makes docs/map.svg, docs/map.png, docs/top.svg, docs/top.png and docs/dashboard.png anew: caidctl map, caidctl
+top and the dashboard of a Prometheus that scrapes caid-exporter, as they are on the software driver, of some
+processes that share models. What draws a terminal is tmux, and a headless Chromium the SVG and the dashboard.
 
 usage: pictures.py BUILD
 """
 import contextlib
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ import caid
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 ROWS, COLUMNS = 26, 124
+SCRAPED_S = 60  # of the dashboard
+SCRAPES = "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs: [{{job_name: caid, static_configs: [{{targets: ['{}']}}]}}]\n"
 CONFIG = """
 [pool "models"]
 """
@@ -116,12 +119,42 @@ def draw_terminal(text):
     return "\n".join([*parts, "</svg>", ""])
 
 
-def photograph(svg, png):
+def size_of(svg):
     size = dict(part.split("=") for part in svg.read_text().split(">")[0].replace('"', "").split() if "=" in part)
+    return size["width"], size["height"]
+
+
+def photograph(page, png, width, height):
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}",
-                        f"--window-size={size['width']},{size['height']}", f"--screenshot={png}", svg.as_uri()],
+                        f"--window-size={width},{height}", f"--screenshot={png}", page.as_uri()],
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120, check=True)
+
+
+def free_address():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{s.getsockname()[1]}"
+
+
+def draw_dashboard(env):
+    """What Prometheus has of a minute, by docs/pictures/dashboard.py."""
+    exporter, prometheus = free_address(), free_address()
+    export = "import caid.exporter; caid.exporter.main()"
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        page = pathlib.Path(folder, "page.html")
+        pathlib.Path(folder, "prometheus.yml").write_text(SCRAPES.format(exporter), "utf-8")
+        for command in (
+            [sys.executable, "-c", export, f"--port={exporter.split(':')[1]}", "--uids", "--pools"],
+            ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+             f"--web.listen-address={prometheus}", "--log.level=error"],
+        ):  # fmt: skip
+            process = stack.enter_context(subprocess.Popen(command, env=env))
+            stack.callback(process.terminate)
+        time.sleep(SCRAPED_S + 5)
+        draw = [sys.executable, DOCS / "pictures" / "dashboard.py", f"http://{prometheus}", str(SCRAPED_S)]
+        page.write_bytes(subprocess.run(draw, stdout=subprocess.PIPE, check=True).stdout)
+        photograph(page, DOCS / "dashboard.png", 1200, 2050)
 
 
 def main():
@@ -130,8 +163,9 @@ def main():
         env = {**os.environ, **daemon.env}
         subprocess.run([caidctl, "map", f"--svg={DOCS / 'map.svg'}"], env=env, check=True)
         (DOCS / "top.svg").write_text(draw_terminal(capture(caidctl, env)), "utf-8")
+        draw_dashboard(env)
     for name in ("map", "top"):
-        photograph(DOCS / f"{name}.svg", DOCS / f"{name}.png")
+        photograph(DOCS / f"{name}.svg", DOCS / f"{name}.png", *size_of(DOCS / f"{name}.svg"))
 
 
 if __name__ == "__main__":
