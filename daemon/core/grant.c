@@ -156,8 +156,7 @@ grant_add(struct core *core, struct conn *conn, struct grant *grant, struct arra
 
     if (is_new)
         block_entry = block_record(core, grant, block);
-    grant->full = !grant->alone && (grant->n_arrays == GRANT_MAX ||
-                                    !take_room(grant, &record, is_new ? &block_entry : NULL));
+    grant->full = !grant->alone && !take_room(grant, &record, is_new ? &block_entry : NULL);
     if (grant->full)
         return 0;
     rc = lease_new(core, conn, array, readonly, &lease, &is_new, r);

@@ -8,10 +8,6 @@
 #include "lease.h"
 #include "reply.h"
 
-/* Arrays in one reply. Each takes some 4 us where what the core has of it is in no cache, and two
- * packets, which come in one batch, are not to take 2 ms. */
-#define GRANT_MAX 200
-
 struct grant {
     struct room room;
     struct pool *pool;
