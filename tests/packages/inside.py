@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run in the machine of run.py: the README's transcript as it stands there, an upgrade, and a purge."""
+"""Run in the machine of run.py: the README's transcript as it stands there, the exporter, an upgrade, and a purge."""
 
 import pathlib
 import re
 import subprocess
 import sys
+import time
+import urllib.request
 
 PACKAGES, NEWER = "/packages", "/newer"
 READ = 'import caid; a = caid.connect().open("frame", pool="lab"); print(a.copy_to_host().sum(), flush=True); '
@@ -40,6 +42,25 @@ def follow(readme):
         assert re.fullmatch(pattern, found), f"{found!r} is not {expected!r}"
 
 
+def scrape():
+    """The exporter's answer: at its start nothing listens yet."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with urllib.request.urlopen("http://127.0.0.1:9974/metrics", timeout=PATIENCE_S) as answer:
+                return answer.read().decode()
+        except OSError:
+            assert time.monotonic() < end, run("systemctl status caid-exporter || true")
+            time.sleep(0.1)
+
+
+def export():
+    """An installation does not start it."""
+    assert main_pid("caid-exporter") == 0
+    run("systemctl enable --now caid-exporter")
+    assert "\ncaid_up 1.0\n" in scrape()
+
+
 def main_pid(unit):
     return int(run(f"systemctl show --value --property=MainPID {unit}"))
 
@@ -59,6 +80,7 @@ def upgrade():
         run(f"apt-get install -y {NEWER}/*.deb")
         assert main_pid("caid-keeper") == keeper
         assert main_pid("caid") not in (0, daemon)
+        assert "\ncaid_up 1.0\n" in scrape()
         assert process.communicate("\n", timeout=PATIENCE_S)[0] == "6.0\n" and process.returncode == 0
     assert run(f"python3 -c '{READ}'", "ben") == "6.0\n"
 
@@ -75,7 +97,7 @@ def purge():
 
 def main():
     follow(pathlib.Path(sys.argv[1]).read_text("utf-8"))
-    for step in (upgrade, purge):
+    for step in (export, upgrade, purge):
         print(step.__name__, flush=True)
         step()
     print("ok")

@@ -53,7 +53,7 @@ def debs(packages):
 def wanted(packages):
     """What the packages depend on, but for each other: the machine has no network to get it from."""
     own = {path.name.split("_")[0] for path in debs(packages)}
-    found = {"systemd-sysv", "python3-numpy"}
+    found = {"systemd-sysv", "python3-numpy", "python3-prometheus-client"}
     for path in debs(packages):
         for clause in output("dpkg-deb", "--field", path, "Depends").replace(":any", "").split(","):
             found |= set(clause.split("|")[0].split()[:1])
@@ -63,13 +63,14 @@ def wanted(packages):
 def base(packages, suite):
     """A minimal system, kept for the next time."""
     folder = TREE / "build/bases" / suite
-    if not (folder / "done").exists():
+    done, include = folder / "done", ",".join(wanted(packages))
+    if not done.exists() or done.read_text("utf-8") != include:
         print(f"caid: making a {suite}", file=sys.stderr)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         with open(folder.with_suffix(".log"), "w", encoding="utf-8") as log:
-            run("debootstrap", "--variant=minbase", f"--include={','.join(wanted(packages))}", suite, folder, stdout=log)
-        (folder / "done").touch()
+            run("debootstrap", "--variant=minbase", f"--include={include}", suite, folder, stdout=log)
+        done.write_text(include, "utf-8")
     return folder
 
 
@@ -135,10 +136,12 @@ def try_wheel(wheel, python):
     with tempfile.TemporaryDirectory() as name:
         run(python, "-m", "venv", name)
         programs = pathlib.Path(name, "bin")
-        run(programs / "python", "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", wheel)
+        pip = programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"
+        run(*pip, "--no-index", f"--find-links={wheel.parent}/tools/exporter", f"{wheel}[exporter]")
         version = wheel.name.split("-")[1]
         assert output(programs / "caid", "--version") == f"caid {version}\n"
         assert output(programs / "caidctl", "version") == f"caidctl {version}\n"
+        assert output(programs / "caid-exporter", "--help").startswith("usage: caid-exporter ")
         assert output(programs / "python", "-c", SHARE) == "caid!\n"
 
 
