@@ -17,9 +17,9 @@ from test_reload import ALICE, TEAM, connect, create, pool, reload
 EXISTS, QUOTA, LIMIT = 7, 9, 10  # proto/errors.def
 BOB = 60002
 MAN = pathlib.Path(__file__).resolve().parent.parent.parent / "docs/man/caid.8.scd"
-ROWS = re.findall(r"^\|  ([0-9a-f]{32})\n:  (\w+): .*\n:  (.*)$", MAN.read_text(), re.M)
+ROWS = re.findall(r"^_([0-9a-f]{32})_\n\t(\w+): (.*)$", MAN.read_text(), re.M)
 IDS = {message_id: kind for message_id, kind, _ in ROWS}
-FIELDS = {kind: set(fields.split(", ")) for _, kind, fields in ROWS}
+FIELDS = {kind: set(re.findall(r"CAID_\w+", text)) for _, kind, text in ROWS}
 # A /run of its own with the test's journal, to which stderr belongs.
 SCRIPT = (
     "mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/journal && mount --bind {} /run/systemd/journal && "
