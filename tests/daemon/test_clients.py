@@ -499,6 +499,7 @@ def test_notifications_of_one_uid_do_not_go_first():
 
 @needs_root
 def test_time_is_that_of_who_asks():
+    start = time.monotonic_ns()
     with public_daemon("") as d, connected_as(d, BOB) as [bob], connected_as(d, ALICE), d.client() as root:
 
         def times():
@@ -512,7 +513,8 @@ def test_time_is_that_of_who_asks():
         status = root.call("status")
         assert sum(after.values()) < status["uptime_ns"]
         # Of a virtual machine the two clocks differ: a thread may have run longer than it took.
-        assert 0 < status["turn_cpu_ns"] < status["uptime_ns"] > status["turn_wall_ns"] > 0
+        # The longest turn may be the one in which it began to serve.
+        assert 0 < status["turn_cpu_ns"] < time.monotonic_ns() - start > status["turn_wall_ns"] > 0
 
 
 # ---- many clients ----
