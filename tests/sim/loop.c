@@ -215,6 +215,7 @@ WRAPPED(int, uv_run, uv_loop_t *loop, uv_run_mode mode)
     end_works();
     began_ns = world_now_ns();
     r = __real_uv_run(loop, mode);
+    fair_serve(NULL);
     fair_call("libuv", began_ns);
     return r;
 }

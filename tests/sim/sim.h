@@ -74,6 +74,8 @@ void sim_note(uint64_t what);
 
 /* ---- users.c ---- */
 
+#define USERS_UID 1000 /* of the first; the others follow */
+
 TAILQ_HEAD(file_list, file);
 
 enum kind {

@@ -269,7 +269,7 @@ add_user(enum kind kind)
     uint32_t n = population.n_conns[kind], n_idle = kind == QUIET ? population.n_idle : 0;
     struct user *user = &users[n_users];
 
-    *user = (struct user){.uid = 1000 + n_users++,
+    *user = (struct user){.uid = USERS_UID + n_users++,
                           .kind = kind,
                           .favourite = favourites[sim_random(ARRAY_SIZE(favourites))],
                           .n_conns = n + n_idle};
