@@ -207,6 +207,7 @@ struct harness {
     size_t n_page_holds;
     struct h_use uses[H_USES];
     size_t n_uses;
+    uint32_t n_unchecked;             /* steps with many objects */
     uint64_t n_audits, n_audits_lost; /* CORE_AUDIT: those, and of them out of memory */
 };
 
