@@ -12,7 +12,8 @@ import time
 import caid
 import numpy
 import pytest
-from conftest import wait_until
+from conftest import PATIENCE_S, wait_until
+from engines import N_KILLS, two_machines
 
 CONSUMERS = pathlib.Path(__file__).resolve().parents[2] / "build" / "consumers"
 SITE = str(CONSUMERS / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages")
@@ -25,16 +26,10 @@ from dask_work import Counts, driver_calls, forget_errors, held, make, slow_sum,
 from distributed.protocol import deserialize, serialize  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.skipif(os.name != "posix", reason="POSIX")]
-N_KILLS = int(os.environ.get("CAID_STRESS_KILLS", 0)) // 10
 MIB = 1 << 20
 LOCAL = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-dask.config.set({"logging": {"distributed": "critical"}})
-
-
-def machines(stack):
-    for letter in "ab":
-        env = {"CAID_MACHINE_ID": str(int(letter, 16)) * 16}
-        yield letter, stack.enter_context(caid.LocalDaemon(env=env))
+CONNECT = "2s"  # instead of 30 s, for which Dask calls a worker that was killed
+dask.config.set({"logging": {"distributed": "critical"}, "distributed.comm.timeouts.connect": CONNECT})
 
 
 @contextlib.contextmanager
@@ -53,13 +48,13 @@ def clients_of(daemons):
 
 @pytest.fixture(scope="module")
 def daemons():
-    with contextlib.ExitStack() as stack:
-        yield dict(machines(stack))
+    with two_machines() as machines:
+        yield dict(zip("ab", machines))
 
 
 def worker_of(daemon, name, **options):
     env = {"CAID_SOCKET": daemon.address, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    env["DASK_LOGGING__DISTRIBUTED"] = "critical"
+    env |= {"DASK_LOGGING__DISTRIBUTED": "critical", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": CONNECT}
     options = {"nthreads": 1, "env": env, "memory_limit": None, **LOCAL, **options}
     return {name: {"cls": distributed.Nanny, "options": {"name": name, **options}}}
 
@@ -234,14 +229,13 @@ def is_running(nanny):
     return process is not None and nanny.status == process.status == distributed.Status.running
 
 
-@pytest.mark.skipif(N_KILLS == 0, reason="CAID_STRESS_KILLS is not set, and a killed worker can hang Dask's cluster")
 def test_kills_leave_nothing(cluster, left):
     """Workers die at random while others have what they made; Dask computes it anew. One whose nanny is
     starting it is not killed: its nanny would end."""
     nannies, killed = list(cluster.cluster.workers.values()), set()
     for _ in range(N_KILLS // 2):
         wait_until(lambda: all(n.pid not in killed and is_running(n) for n in nannies))
-        cluster.wait_for_workers(len(nannies))
+        cluster.wait_for_workers(len(nannies), timeout=PATIENCE_S)
         made = [cluster.submit(make, 1000 + i, pure=False) for i in range(8)]
         chosen = [random.sample(range(8), 3) for _ in range(8)]
         sums = [cluster.submit(slow_sum, *(made[i] for i in some), pure=False) for some in chosen]
@@ -249,6 +243,7 @@ def test_kills_leave_nothing(cluster, left):
             time.sleep(random.random() / 10)
             killed.add(nanny.pid)
             os.kill(nanny.pid, signal.SIGKILL)
+        distributed.wait(sums, timeout=PATIENCE_S)
         assert cluster.gather(sums) == [sum(sum(range(1000 + i)) for i in some) for some in chosen]
         del made, sums
     wait_until(lambda: (cluster.run(forget_errors), sum(c.status().arrays for c in left.values()))[1] == 0)
