@@ -26,6 +26,7 @@ take_memory(struct caid_client *client, struct ledger *l)
     for (int i = 0; i < n; i++) {
         MUST(caid_memory_info(client, i, &info, &error));
         l->device_free += info.free;
+        l->device_total += info.total;
         l->device_used += info.used;
         l->allocated += info.allocated;
         l->reserve += info.reserve;
@@ -140,7 +141,8 @@ ledger_is_same(const struct ledger *a, const struct ledger *b)
 static bool
 is_idle(const struct ledger *l)
 {
-    return l->connections == 1 && !l->blocks && !l->arrays && !l->leases && !l->jobs;
+    return l->connections == 1 && !l->blocks && !l->arrays && !l->leases && !l->jobs &&
+           l->device_free == l->device_total;
 }
 
 static void
