@@ -62,7 +62,7 @@ def worker_of(daemon, name, **options):
 @contextlib.contextmanager
 def cluster_of(workers):
     scheduler = {"cls": distributed.Scheduler, "options": {**LOCAL}}
-    patient = {"distributed.scheduler.allowed-failures": 1000, "distributed.deploy.lost-worker-timeout": "600s"}
+    patient = {"distributed.scheduler.allowed-failures": 1000, "distributed.deploy.lost-worker-timeout": "1d"}
     with dask.config.set(patient):
         with distributed.SpecCluster(workers=workers, scheduler=scheduler, silence_logs=False) as cluster:
             with distributed.Client(cluster) as client:
