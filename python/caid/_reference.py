@@ -138,7 +138,12 @@ class Reference(Closing):
         except NoDaemonError:
             return False
 
-    def open(self, client: Client | None = None, mode: Literal["r", "rw"] | None = None) -> Array:
+    def open(
+        self,
+        client: Client | None = None,
+        mode: Literal["r", "rw"] | None = None,
+        device: int | str | None = None,
+    ) -> Array:
         """Opens the array. What is done with it comes after the work on it that its sender knew of.
 
         Parameters
@@ -148,6 +153,8 @@ class Reference(Closing):
             have come by.
         mode : {"r", "rw"}, optional
             Without it, the sender's.
+        device : int or str, optional
+            Of this process, to reach the memory by, as :meth:`caid.Client.open` takes it.
 
         Raises
         ------
@@ -156,6 +163,8 @@ class Reference(Closing):
             somebody else has taken it, or the caller may not see its pool.
         StaleError, AccessError, ReadOnlyError
             The name shows another one; the caller may not write the pool; it was sent "r".
+        DeviceError
+            This process does not see that device.
         NoDaemonError
             Nobody listens at this process's socket.
         """
@@ -165,7 +174,7 @@ class Reference(Closing):
                 f"{self!r} is on machine {self.machine_id or 'unknown'}; {client!r} is at daemon "
                 f"{client.daemon_id} of machine {client.machine_id}: it has to be sent by value"
             )
-        array = self._open(client, mode or self.mode)
+        array = self._open(client, mode or self.mode, device)
         try:
             if self._follows:  # what is done here comes after its sender's work, or who writes now
                 with _bracket.of_array(array, False, _pending.own_stream(array._memory), None):
@@ -178,16 +187,19 @@ class Reference(Closing):
     def _is_at(self, client):
         return (self.machine_id, self.daemon_id) == (client.machine_id, client.daemon_id)
 
-    def _open(self, client, mode):
+    def _open(self, client, mode, device):
         if self._ticket is not None:
+            uuid = client._uuid_of(device)
             try:
-                return _array.of_lease(client._take(self._ticket, mode, None, not self._once))
+                return _array.of_lease(client._take(self._ticket, mode, uuid, not self._once))
             except NotFoundError:
                 if self.name is None:
                     raise
         if self.name is None:
             raise corrupt("a reference without a name or a ticket")
-        return client.open(self.name, mode, pool=self.pool, generation=self.generation)
+        return client.open(
+            self.name, mode, pool=self.pool, generation=self.generation, device=device
+        )
 
     def _part_of(self, whole):
         memory, element, start = whole._memory, self._element, self._start

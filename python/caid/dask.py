@@ -11,6 +11,9 @@ A worker that is known to be at the same daemon gets a :class:`caid.Reference`; 
 scheduler, get the bytes: in frames on the device where the transport takes those (UCX) and CuPy is there,
 else in frames on the host. What is not caid's goes as it does without this module.
 
+Dask-CUDA's workers have a GPU each: one that gets a reference reaches the memory from its own, over the
+peer link where it lies on another.
+
 An array has its worker's memory as long as Dask has its key, and whoever has opened it meanwhile keeps it.
 Dask counts its bytes as it counts NumPy's, against the worker's ``memory_limit``, and spills it to disk
 by the same rules.
@@ -88,6 +91,11 @@ class Plugin(WorkerPlugin):
         return type(self), (self._cupy,)
 
 
+def _own_device(client):
+    """Dask-CUDA gives each worker a GPU, which it sees first. Other workers compute where arrays lie."""
+    return client._find_device(0) if "dask_cuda" in sys.modules else None
+
+
 def _serializers_of(address):
     device = ["cuda"] if address.startswith("ucx") else []
     return [*device, "dask", "pickle", "error"]
@@ -135,7 +143,7 @@ def _reference_to(x):
 
 
 def _to_cupy(array):
-    return sys.modules["cupy"].asarray(array)
+    return sys.modules["cupy"].from_dlpack(array)  # asarray() copies from the device that the memory lies on
 
 
 _kinds: dict[str, Callable] = {"Array": lambda array: array, "ndarray": _to_cupy}  # of an Array
@@ -164,7 +172,9 @@ def _dump_reference(x):
 
 
 def _load_reference(header, _frames):
-    with pickle.loads(header["reference"]).open() as array:
+    reference = pickle.loads(header["reference"])
+    client = _default.client_at(reference.daemon_id)
+    with reference.open(client, device=_own_device(client)) as array:
         return _kinds[header["kind"]](array.view())
 
 
@@ -186,7 +196,8 @@ def _describe(array):
 def _like(header):
     element = _typestr.element_of(*header["element"])
     client = _default.default_client()
-    return client.empty(tuple(header["shape"]), element, order=header["order"])
+    device = _own_device(client) or 0
+    return client.empty(tuple(header["shape"]), element, order=header["order"], device=device)
 
 
 @dask_serialize.register(Array)
@@ -317,7 +328,8 @@ def _chunks_of(shapes):
 
 
 def _open_chunk(generation, pool, asarray, name):
-    with _default.default_client().open(name, pool=pool, generation=generation) as array:
+    client = _default.default_client()
+    with client.open(name, pool=pool, generation=generation, device=_own_device(client)) as array:
         return asarray(array.view())
 
 
@@ -337,7 +349,7 @@ def _to_caid(x):
     if isinstance(x, Array):
         return x
     client = _default.default_client()
-    with client.empty(x.shape, x.dtype) as array:
+    with client.empty(x.shape, x.dtype, device=_own_device(client) or 0) as array:
         array.copy_from(x)
         return array.view()
 

@@ -52,8 +52,8 @@ def daemons():
         yield dict(zip("ab", machines))
 
 
-def worker_of(daemon, name, **options):
-    env = {"CAID_SOCKET": daemon.address, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+def worker_of(daemon, name, see="0,1", **options):
+    env = {**daemon.env, "CUDA_VISIBLE_DEVICES": see, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     env |= {"DASK_LOGGING__DISTRIBUTED": "critical", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": CONNECT}
     options = {"nthreads": 1, "env": env, "memory_limit": None, **LOCAL, **options}
     return {name: {"cls": distributed.Nanny, "options": {"name": name, **options}}}
@@ -168,6 +168,21 @@ def test_a_set_is_a_dask_array(cluster, left, daemons, monkeypatch):
     left["a"].unlink("x/")
     with pytest.raises(caid.NotFoundError):
         caid.dask.from_set("x/")
+
+
+def test_a_worker_of_dask_cuda_has_a_gpu_of_its_own():
+    with caid.LocalDaemon(devices=2) as daemon, clients_of({"a": daemon}) as clients:
+        workers = worker_of(daemon, "a0") | worker_of(daemon, "a1", see="1,0")
+        with cluster_of(workers) as client:
+            client.run(lambda: sys.modules.update(dask_cuda=sys))
+            x = client.submit(make, 1000, workers=["a0"])
+            assert client.submit(lambda x: (x.device, x.mapped_ordinal), x, workers=["a1"]).result() == (0, 0)
+            made = caid.dask.to_set(dask.array.arange(1000, chunks=1000), "x/")
+            client.compute(made, workers=["a1"]).result()
+            with clients["a"].open_set("x/") as opened:
+                assert [entry.device for entry in opened.entries().values()] == [1]
+            clients["a"].unlink("x/")
+            del x
 
 
 ARRAYS = [

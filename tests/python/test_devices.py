@@ -87,6 +87,29 @@ with caid.connect() as c:
     )
 
 
+@pytest.mark.parametrize("name", ["x", ""])
+def test_a_reference_is_opened_for_the_other_device(two, name):
+    run(
+        two,
+        """
+name = sys.argv[1]
+with caid.connect() as c, (c.create(name, 4) if name else c.empty(4)) as a, caid.Reference(a) as reference:
+    for device in 1, c.devices[1].uuid:
+        with caid.connect() as other, reference.open(other, device=device) as b:
+            assert (b.device, b.mapped_ordinal) == (0, 1)
+    try:
+        reference.open(device=2)
+    except caid.DeviceError:
+        pass
+    else:
+        raise SystemExit("not refused")
+    if name:
+        c.unlink(name)
+""",
+        name,
+    )
+
+
 @pytest.mark.parametrize("memory", ["device", "legacy", "pinned"])
 def test_a_process_that_sees_the_other_device_only(two, memory):
     """The memory lies on a device that CUDA_VISIBLE_DEVICES hides; index 0 of this process is 1 at
