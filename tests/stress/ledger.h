@@ -73,10 +73,10 @@ uint64_t ledger_count_fds(const struct ledger_source *source);
 /* As it is now, without a flush. */
 struct ledger ledger_take(const struct ledger_source *source);
 
-/* After a flush, once all FIGURES are those of start; start NULL: once nothing is held, and all of the
- * device is free, which the kernel may bring about some time after the exit of who had something.
- * What is still under way (exits that the kernel has not reported, closes) is waited for; after a
- * while the ledger is given as it is. */
+/* After a flush, once all FIGURES are those of start; start NULL: once nothing is held, and all of
+ * the device is free, which the kernel may bring about some time after the exit of who had
+ * something. What is still under way (exits that the kernel has not reported, closes) is waited
+ * for; after a while the ledger is given as it is. */
 struct ledger ledger_settle(const struct ledger_source *source, const struct ledger *start);
 
 /* Whether all FIGURES are the same. */
