@@ -249,14 +249,14 @@ def test_kills_leave_nothing(cluster, left):
     starting it is not killed: its nanny would end."""
     nannies, killed = list(cluster.cluster.workers.values()), {}
     for _ in range(N_KILLS // 2):
-        wait_until(lambda: all(n.process is not killed.get(n) and is_running(n) for n in nannies))
+        wait_until(lambda: all(is_running(n) and n.process.process is not killed.get(n) for n in nannies))
         cluster.wait_for_workers(len(nannies), timeout=PATIENCE_S)
         made = [cluster.submit(make, 1000 + i, pure=False) for i in range(8)]
         chosen = [random.sample(range(8), 3) for _ in range(8)]
         sums = [cluster.submit(slow_sum, *(made[i] for i in some), pure=False) for some in chosen]
         for nanny in random.sample(nannies, 2):
             time.sleep(random.random() / 10)
-            killed[nanny] = nanny.process
+            killed[nanny] = nanny.process.process
             os.kill(nanny.pid, signal.SIGKILL)
         distributed.wait(sums, timeout=PATIENCE_S)
         assert cluster.gather(sums) == [sum(sum(range(1000 + i)) for i in some) for some in chosen]

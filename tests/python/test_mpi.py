@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import PATIENCE_S
+from conftest import PATIENCE_S, wait_until
 from engines import N_KILLS, interpreter, two_machines, wait_until_nothing_is_left
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -53,15 +53,21 @@ def test_own_tests(mpirun, machines, modules):
     wait_until_nothing_is_left(machines)
 
 
-def test_kills_leave_nothing(mpirun, machines):
+def test_kills_leave_nothing(mpirun, machines, tmp_path):
     """mpirun ends the others; what they had goes back."""
     chance = random.Random(22)
-    for _ in range(N_KILLS):
+    for n in range(N_KILLS):
+        folder = tmp_path / str(n)  # mpirun may mix what ranks print
+        folder.mkdir()
         command = [*mpirun, "forever", *(daemon.address for daemon in machines)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
-            pids = [int(job.stdout.readline()) for _ in range(N_RANKS)]
+        env = {**os.environ, "RANKS_FOLDER": str(folder)}
+        job = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: len(os.listdir(folder)) == N_RANKS)
             time.sleep(chance.random() * 0.3)
-            os.kill(chance.choice(pids), signal.SIGKILL)
-            job.communicate(timeout=PATIENCE_S)
-            assert job.returncode != 0
+            os.kill(int(chance.choice(os.listdir(folder))), signal.SIGKILL)
+            assert job.wait(PATIENCE_S) != 0
+        finally:
+            job.terminate()
+            job.wait(PATIENCE_S)
         wait_until_nothing_is_left(machines)
