@@ -50,13 +50,13 @@ struct caid_bracket {
     enum bracket_state state;
     struct standing begin;
     uint64_t asked_ns;
-    bool granted;      /* the daemon has opened the bracket */
-    bool begun;        /* it is open, or was */
-    bool given_up;     /* by its caller */
-    bool has_ended;    /* it is in the list, or has been */
-    bool is_unsent;    /* is in the list: its end */
-    uint64_t told_seq; /* the last request before that; in the table's `told`, unless 0 */
-    TAILQ_ENTRY(caid_bracket) unsent;
+    bool granted;              /* the daemon has opened the bracket */
+    bool begun;                /* it is open, or was */
+    bool given_up;             /* by its caller */
+    bool has_ended;            /* it is in the list, or has been */
+    uint64_t told_seq;         /* the last request before its end */
+    struct bracket_list *list; /* the table's `unsent` or `told`; NULL: in neither */
+    TAILQ_ENTRY(caid_bracket) of_list;
     LIST_ENTRY(caid_bracket) of_table;
     struct msg_end_params end;
     struct caid_error failed; /* why it has not begun; code 0: it has, or may */
@@ -123,29 +123,21 @@ let_go(struct caid_bracket *bracket)
 
 /* ---- what is to be sent ---- */
 
+/* Puts it into that list of the table's, out of the one that it is in; NULL: into none. */
 static void
-set_unsent(struct caid_bracket *bracket, bool unsent)
+set_list(struct caid_bracket *bracket, struct bracket_list *list)
 {
-    struct bracket_list *list = &bracket->client->brackets->unsent;
+    struct bracket_list *was = bracket->list;
 
-    if (bracket->is_unsent == unsent)
-        return;
-    bracket->is_unsent = unsent;
-    if (unsent) {
+    if (was)
+        TAILQ_REMOVE(was, bracket, of_list);
+    bracket->list = list;
+    if (list)
+        TAILQ_INSERT_TAIL(list, bracket, of_list);
+    if (list && !was)
         bracket->refs++;
-        TAILQ_INSERT_TAIL(list, bracket, unsent);
-    } else {
-        TAILQ_REMOVE(list, bracket, unsent);
+    else if (was && !list)
         bracket_unref(bracket);
-    }
-}
-
-static void
-forget_told(struct caid_bracket *bracket)
-{
-    TAILQ_REMOVE(&bracket->client->brackets->told, bracket, unsent);
-    bracket->told_seq = 0;
-    bracket_unref(bracket);
 }
 
 /* Those that the daemon has heard of: it has answered what was asked later. */
@@ -156,7 +148,7 @@ forget_heard(struct caid_client *client)
 
     while ((bracket = TAILQ_FIRST(&client->brackets->told)) &&
            bracket->told_seq < client->answered)
-        forget_told(bracket);
+        set_list(bracket, NULL);
 }
 
 /* It is sent: where something was written, it stays until the daemon has heard of it. */
@@ -164,15 +156,10 @@ static void
 note_told(struct caid_bracket *bracket)
 {
     struct caid_client *client = bracket->client;
+    bool stays = bracket->params.write.n > 0 && client->resume.has_token;
 
-    if (bracket->params.write.n > 0 && client->resume.has_token) {
-        bracket->refs++;
-        set_unsent(bracket, false);
-        bracket->told_seq = client->seq;
-        TAILQ_INSERT_TAIL(&client->brackets->told, bracket, unsent);
-    } else {
-        set_unsent(bracket, false);
-    }
+    bracket->told_seq = client->seq;
+    set_list(bracket, stays ? &client->brackets->told : NULL);
 }
 
 static int
@@ -201,10 +188,9 @@ lost(struct caid_client *client)
 {
     struct caid_bracket *bracket;
 
-    while ((bracket = TAILQ_FIRST(&client->brackets->unsent)))
-        set_unsent(bracket, false);
-    while ((bracket = TAILQ_FIRST(&client->brackets->told)))
-        forget_told(bracket);
+    while ((bracket = TAILQ_FIRST(&client->brackets->unsent)) ||
+           (bracket = TAILQ_FIRST(&client->brackets->told)))
+        set_list(bracket, NULL);
 }
 
 /* What is 2 in place of `abandon`: nothing was written. */
@@ -232,12 +218,12 @@ claim(struct caid_client *client, struct claims *claims)
     forget_heard(client);
     LIST_FOREACH(bracket, &table->all, of_table)
         if (bracket->granted && !bracket->has_ended)
-            claims_add_bracket(claims, &bracket->params);
+            claims_add(claims, CLAIM_BRACKET, (uintptr_t)&bracket->params);
         else if (!bracket->granted) /* it may have been, without our hearing of it */
             claim_end(bracket, &undone, claims);
-    TAILQ_FOREACH(bracket, &table->unsent, unsent)
-        claims_add_bracket(claims, &bracket->params);
-    TAILQ_FOREACH(bracket, &table->told, unsent)
+    TAILQ_FOREACH(bracket, &table->unsent, of_list)
+        claims_add(claims, CLAIM_BRACKET, (uintptr_t)&bracket->params);
+    TAILQ_FOREACH(bracket, &table->told, of_list)
         claim_end(bracket, &bracket->end, claims);
 }
 
@@ -252,7 +238,7 @@ queue_end(struct caid_bracket *bracket, const struct msg_end_params *end)
     bracket->end = *end;
     bracket->end.bracket = bracket->params.bracket;
     bracket->has_ended = true;
-    set_unsent(bracket, true);
+    set_list(bracket, &client->brackets->unsent);
     call_flush(client); /* what does not fit goes later */
 }
 

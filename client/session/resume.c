@@ -25,39 +25,21 @@
 
 /* ---- what is claimed ---- */
 
-static void *
-grow(void *list, size_t n, size_t *capacity, size_t size)
-{
-    if (n < *capacity)
-        return list;
-    *capacity = *capacity ? 2 * *capacity : 64;
-    return reallocarray(list, *capacity, size);
-}
-
 void
 claims_add(struct claims *claims, enum claim claim, uint64_t value)
 {
     struct claim_list *list = &claims->lists[claim];
-    uint64_t *v = grow(list->v, list->n, &list->capacity, sizeof(v[0]));
 
-    claims->failed |= !v;
-    if (claims->failed)
-        return;
-    list->v = v;
+    if (list->n == list->capacity) {
+        size_t capacity = list->capacity ? 2 * list->capacity : 64;
+        uint64_t *v = reallocarray(list->v, capacity, sizeof(v[0]));
+        claims->failed |= !v;
+        if (!v)
+            return;
+        list->v = v;
+        list->capacity = capacity;
+    }
     list->v[list->n++] = value;
-}
-
-void
-claims_add_bracket(struct claims *claims, const struct msg_begin_params *begin)
-{
-    const struct msg_begin_params **v =
-        grow(claims->brackets, claims->n_brackets, &claims->brackets_capacity, sizeof(v[0]));
-
-    claims->failed |= !v;
-    if (claims->failed)
-        return;
-    claims->brackets = v;
-    claims->brackets[claims->n_brackets++] = begin;
 }
 
 static void
@@ -65,7 +47,6 @@ claims_deinit(struct claims *claims)
 {
     for (size_t i = 0; i < N_CLAIMS; i++)
         free(claims->lists[i].v);
-    free(claims->brackets);
 }
 
 /* ---- a talk with the daemon, before anybody else has one ---- */
@@ -194,13 +175,13 @@ tell_claims(struct caid_client *client, struct talk *talk, struct claims *claims
 }
 
 static int
-tell_brackets(struct talk *talk, const struct claims *claims)
+tell_brackets(struct talk *talk, const struct claim_list *brackets)
 {
     struct msg_fences_result result;
     int r = 0;
 
-    for (size_t i = 0; r == 0 && i < claims->n_brackets; i++) {
-        struct msg_begin_params params = *claims->brackets[i];
+    for (size_t i = 0; r == 0 && i < brackets->n; i++) {
+        struct msg_begin_params params = *(const struct msg_begin_params *)brackets->v[i];
         params.again = true;
         r = ask(talk, MSG_BEGIN, &params, &result);
     }
@@ -213,17 +194,10 @@ are_none(const struct claims *claims)
     for (size_t i = 0; i < N_CLAIMED; i++)
         if (claims->lists[i].n > 0)
             return false;
-    return claims->n_brackets == 0;
+    return true;
 }
 
 /* Of more, the daemon does not know what it has answered. */
-static void
-claim_call(struct claims *claims, enum claim claim, const struct call *call)
-{
-    if (claims->lists[claim].n < PROTO_RESUME_MAX / 2)
-        claims_add(claims, claim, call->seq);
-}
-
 static void
 claim_calls_of(struct claims *claims, enum claim claim, const struct call_list *calls,
                enum msg_method method)
@@ -231,8 +205,8 @@ claim_calls_of(struct claims *claims, enum claim claim, const struct call_list *
     const struct call *call;
 
     TAILQ_FOREACH(call, calls, entry)
-        if (call->method == method)
-            claim_call(claims, claim, call);
+        if (call->method == method && claims->lists[claim].n < PROTO_RESUME_MAX / 2)
+            claims_add(claims, claim, call->seq);
 }
 
 static struct msg_u64s
@@ -270,7 +244,7 @@ tell(struct caid_client *client, struct talk *talk, bool is_known)
         return are_none(&claims) && client->deferring == 0 ? 0 : -EREMOTEIO;
     r = tell_claims(client, talk, &claims);
     if (r == 0)
-        r = tell_brackets(talk, &claims);
+        r = tell_brackets(talk, &claims.lists[CLAIM_BRACKET]);
     if (r == 0)
         r = tell_done(client, talk, &claims);
     return r;
@@ -388,17 +362,15 @@ seek_until(struct caid_client *client, struct claims *undone)
 
     while (client->away && !resume->ends) {
         int r = seek(client);
-        bool is_over = r < 0 && clock_now_ns() >= end_ns;
-        if (is_over) {
+        if (r < 0 && clock_now_ns() >= end_ns) {
             claim_calls_of(undone, CLAIM_UNDO, &client->calls, MSG_CREATE);
             claim_calls_of(undone, CLAIM_UNDO, &client->standing, MSG_CREATE);
-        }
-        if (is_over)
             client_lose(client, CAID_ERR_DISCONNECTED,
                         "%s: the daemon has gone, and has not come back in %g s",
                         client->socket, (double)resume->timeout_ns / NSEC_PER_SEC);
-        else if (r < 0)
+        } else if (r < 0) {
             wake_wait(&resume->wake, &client->lock, clock_now_ns() + pause_ns);
+        }
         pause_ns = 2 * pause_ns < PAUSE_MAX_NS ? 2 * pause_ns : PAUSE_MAX_NS;
     }
     if (resume->n_returns != n_returns && client->returned)
@@ -474,30 +446,23 @@ run(void *userdata)
 
 /* ---- for the others ---- */
 
+/* Starts the thread. False: the client does not come back. */
 static bool
 start(struct caid_client *client)
 {
     struct resume *resume = &client->resume;
 
+    if (!resume->has_token || resume->timeout_ns == 0 || resume->ends || client->handle_closed)
+        return false;
     if (!resume->started)
         resume->started = thread_spawn(&resume->thread, run, client) == 0;
     return resume->started;
 }
 
-static bool
-can_return(const struct caid_client *client)
-{
-    const struct resume *resume = &client->resume;
-
-    return resume->has_token && resume->timeout_ns > 0 && !resume->ends &&
-           !client->handle_closed;
-}
-
 void
 resume_need(struct caid_client *client)
 {
-    if (can_return(client))
-        start(client); /* where that fails, the hang-up is noticed by the next call */
+    start(client); /* where that fails, the hang-up is noticed by the next call */
 }
 
 bool
@@ -505,7 +470,7 @@ resume_away(struct caid_client *client)
 {
     if (client->away)
         return true;
-    if (client->lost.code != 0 || !can_return(client) || !start(client))
+    if (client->lost.code != 0 || !start(client))
         return false;
     client->away = true;
     if (client->epoll_fd >= 0)

@@ -30,7 +30,8 @@
 
 struct caid_client;
 
-enum claim { /* the lists of msg_resume_params */
+enum claim {       /* the lists of msg_resume_params, and: */
+    CLAIM_BRACKET, /* that is open: the address of its msg_begin_params, borrowed */
     CLAIM_READ,
     CLAIM_WRITE,
     CLAIM_BLOCK,
@@ -49,8 +50,6 @@ struct claims {
         size_t n, capacity;
     } lists[N_CLAIMS];
 
-    const struct msg_begin_params **brackets; /* that are open; borrowed */
-    size_t n_brackets, brackets_capacity;
     bool failed; /* there was no memory */
 };
 
@@ -76,4 +75,3 @@ bool resume_away(struct caid_client *client);
 void resume_stop(struct caid_client *client);
 
 void claims_add(struct claims *claims, enum claim claim, uint64_t value);
-void claims_add_bracket(struct claims *claims, const struct msg_begin_params *begin);
