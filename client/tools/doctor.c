@@ -115,29 +115,23 @@ doctor_deinit(struct doctor *doctor)
 
 /* ---- running ---- */
 
-void
-doctor_run(const struct doctor *doctor,
-           void (*fn)(const char *what, int32_t device, const struct finding *finding,
-                      void *userdata),
-           void *userdata)
+static void
+run_checks(const struct doctor *doctor, const struct check *check, int32_t device,
+           doctor_fn *fn, void *userdata)
 {
-    for (const struct check *check = doctor_checks_first; check->what; check++) {
+    for (; check->what; check++) {
         _cleanup_(finding_deinit) struct finding finding = {0};
-        check->look(doctor, &finding);
-        fn(check->what, -1, &finding, userdata);
+        check->look(doctor, device, &finding);
+        fn(check->what, device, &finding, userdata);
     }
-    for (int32_t i = 0; i < doctor->n_devices; i++) {
-        for (const struct device_check *check = doctor_checks_device; check->what; check++) {
-            _cleanup_(finding_deinit) struct finding finding = {0};
-            check->look(doctor, i, &finding);
-            fn(check->what, i, &finding, userdata);
-        }
-    }
-    if (!doctor->ctl->client)
-        return;
-    for (const struct check *check = doctor_checks_daemon; check->what; check++) {
-        _cleanup_(finding_deinit) struct finding finding = {0};
-        check->look(doctor, &finding);
-        fn(check->what, -1, &finding, userdata);
-    }
+}
+
+void
+doctor_run(const struct doctor *doctor, doctor_fn *fn, void *userdata)
+{
+    run_checks(doctor, doctor_checks_first, -1, fn, userdata);
+    for (int32_t i = 0; i < doctor->n_devices; i++)
+        run_checks(doctor, doctor_checks_device, i, fn, userdata);
+    if (doctor->ctl->client)
+        run_checks(doctor, doctor_checks_daemon, -1, fn, userdata);
 }

@@ -56,10 +56,9 @@ void doctor_init(struct doctor *doctor, struct ctl *ctl);
 void doctor_deinit(struct doctor *doctor);
 
 /* Calls fn for each finding, in order; device -1: it is of none. The finding lives for the call. */
-void doctor_run(const struct doctor *doctor,
-                void (*fn)(const char *what, int32_t device, const struct finding *finding,
-                           void *userdata),
-                void *userdata);
+typedef void doctor_fn(const char *what, int32_t device, const struct finding *finding,
+                       void *userdata);
+void doctor_run(const struct doctor *doctor, doctor_fn *fn, void *userdata);
 
 /* ---- for checks: each calls one of these, once; then finding_remedy() unless it is ok ---- */
 
@@ -79,15 +78,10 @@ void finding_no_answer(struct finding *ret, const struct doctor *doctor);
 
 struct check {
     const char *what;
-    void (*look)(const struct doctor *doctor, struct finding *ret);
-};
-
-struct device_check {
-    const char *what;
     void (*look)(const struct doctor *doctor, int32_t device, struct finding *ret);
 };
 
 /* Ended by one without a name. */
-extern const struct check doctor_checks_first[];         /* always; the daemon, this process */
-extern const struct device_check doctor_checks_device[]; /* for each of the daemon's devices */
-extern const struct check doctor_checks_daemon[];        /* where a daemon answers: its state */
+extern const struct check doctor_checks_first[];  /* always; the daemon, this process */
+extern const struct check doctor_checks_device[]; /* for each of the daemon's devices */
+extern const struct check doctor_checks_daemon[]; /* where a daemon answers: its state */

@@ -36,7 +36,7 @@ socket_no_access(const struct doctor *doctor, struct finding *ret)
 }
 
 static void
-look_socket(const struct doctor *doctor, struct finding *ret)
+look_socket(const struct doctor *doctor, int32_t device UNUSED, struct finding *ret)
 {
     const char *path = doctor->socket, *origin = doctor->origin;
 
@@ -87,7 +87,7 @@ look_no_daemon(const struct doctor *doctor, struct finding *ret)
 }
 
 static void
-look_daemon(const struct doctor *doctor, struct finding *ret)
+look_daemon(const struct doctor *doctor, int32_t device UNUSED, struct finding *ret)
 {
     const struct caid_status *status = &doctor->status;
     char own[64];
@@ -109,7 +109,7 @@ look_daemon(const struct doctor *doctor, struct finding *ret)
 }
 
 static void
-look_driver(const struct doctor *doctor, struct finding *ret)
+look_driver(const struct doctor *doctor, int32_t device UNUSED, struct finding *ret)
 {
     const struct caid_status *status = &doctor->status;
     uint64_t major = status->driver_version / 1000, minor = status->driver_version % 1000 / 10;
@@ -153,7 +153,7 @@ look_no_driver(const struct doctor *doctor, struct finding *ret)
 }
 
 static void
-look_own_driver(const struct doctor *doctor, struct finding *ret)
+look_own_driver(const struct doctor *doctor, int32_t device UNUSED, struct finding *ret)
 {
     const struct drv *drv = doctor->drv;
 
@@ -182,7 +182,7 @@ look_own_driver(const struct doctor *doctor, struct finding *ret)
 #define FEW_FILES 512
 
 static void
-look_open_files(const struct doctor *doctor UNUSED, struct finding *ret)
+look_open_files(const struct doctor *doctor UNUSED, int32_t device UNUSED, struct finding *ret)
 {
     struct rlimit limit;
 
@@ -224,7 +224,7 @@ usage_take(const struct caid_user *user, void *userdata)
 }
 
 static void
-look_usage(const struct doctor *doctor, struct finding *ret)
+look_usage(const struct doctor *doctor, int32_t device UNUSED, struct finding *ret)
 {
     struct usage usage = {.uid = geteuid()};
     const struct caid_user *u = &usage.user;
@@ -281,7 +281,7 @@ pool_is_full(const struct caid_pool *pool, void *userdata)
 }
 
 static void
-look_pools(const struct doctor *doctor, struct finding *ret)
+look_pools(const struct doctor *doctor, int32_t device UNUSED, struct finding *ret)
 {
     struct some full = {0};
 
@@ -308,7 +308,7 @@ entry_is_abandoned(const struct caid_entry *entry, void *userdata)
 }
 
 static void
-look_abandoned(const struct doctor *doctor, struct finding *ret)
+look_abandoned(const struct doctor *doctor, int32_t device UNUSED, struct finding *ret)
 {
     struct caid_list_options options = CAID_INIT(options);
     struct some left = {0};
@@ -339,18 +339,18 @@ daemon_has(const struct doctor *doctor, const char *uuid)
 
 /* Of another driver than the daemon's none is its own. */
 static void
-look_left_out(const struct doctor *doctor, struct finding *ret)
+look_left_out(const struct doctor *doctor, int32_t device UNUSED, struct finding *ret)
 {
     const struct drv *drv = doctor->drv;
     struct some left = {0};
-    struct drv_device device;
+    struct drv_device here;
     int n = 0;
 
     if (drv && strcmp(drv_kind_name(drv->kind), doctor->status.driver) == 0)
         drv_device_count(drv, &n, NULL);
     for (int i = 0; i < n; i++)
-        if (drv_device_get(drv, i, &device, NULL) == 0 && !daemon_has(doctor, device.uuid))
-            some_add(&left, device.uuid);
+        if (drv_device_get(drv, i, &here, NULL) == 0 && !daemon_has(doctor, here.uuid))
+            some_add(&left, here.uuid);
     if (left.n == 0) {
         finding_ok(ret, "left_out_none", "the daemon has all that this process sees");
         return;

@@ -233,7 +233,7 @@ look_quarantine(const struct doctor *doctor, int32_t device, struct finding *ret
     finding_remedy(ret, "caid's log has the driver's error; a restart gives them back");
 }
 
-const struct device_check doctor_checks_device[] = {
+const struct check doctor_checks_device[] = {
     {"found", look_found},
     {"seen here", look_here},
     {"kinds of memory", look_kinds},
