@@ -407,9 +407,7 @@ caid_arena_alloc(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, uint
     struct caid_error why = {0};
     struct allocation *allocation;
 
-    int r = CHECK_CLIENT_OF(arena, error);
-    if (r == 0 && !ret)
-        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    int r = CHECK_GIVEN_OF(arena, ret, error);
     if (r == 0)
         r = arena_check_size(arena, nbytes, error);
     if (r == 0)
@@ -548,9 +546,7 @@ caid_arena_ipc_handle(struct caid_arena *arena, uint64_t ptr, struct caid_ipc_ha
     struct caid_ipc_handle handle;
     struct allocation *allocation;
 
-    int r = CHECK_CLIENT_OF(arena, error);
-    if (r == 0 && !ret)
-        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    int r = CHECK_GIVEN_OF(arena, ret, error);
     if (r < 0)
         return r;
     arena_lock(arena);

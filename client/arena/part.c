@@ -100,9 +100,7 @@ caid_arena_publish(struct caid_arena *arena, uint64_t ptr, const char *name,
     struct caid_part_options opts;
     struct allocation *allocation = NULL;
 
-    int r = CHECK_CLIENT_OF(arena, error);
-    if (r == 0 && !options)
-        r = fail(error, CAID_ERR_INVALID, "options is NULL");
+    int r = CHECK_GIVEN_OF(arena, options, error);
     if (r == 0)
         r = options_read(&opts, sizeof(opts), options, error);
     if (r < 0)

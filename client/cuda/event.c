@@ -148,9 +148,7 @@ int
 cuda_event_open(struct caid_client *client, struct cuda_event **ret, int32_t device,
                 const uint8_t handle[CUDA_EVENT_HANDLE_SIZE], struct caid_error *error)
 {
-    int r = client_check(client, error);
-    if (r == 0 && (!ret || !handle))
-        r = fail(error, CAID_ERR_INVALID, "%s is NULL", ret ? "handle" : "ret");
+    int r = client_check_given(client, ret && handle, ret ? "handle" : "ret", error);
     return r < 0 ? r : event_get(client, ret, device, 0, handle, error);
 }
 

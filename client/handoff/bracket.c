@@ -608,9 +608,7 @@ caid_bracket_start(struct caid_client *client, struct caid_bracket **ret,
 {
     struct caid_bracket_options opts;
 
-    int r = client_check(client, error);
-    if (r == 0 && (!ret || !options))
-        r = fail(error, CAID_ERR_INVALID, "%s is NULL", ret ? "options" : "ret");
+    int r = client_check_given(client, ret && options, ret ? "options" : "ret", error);
     if (r == 0)
         r = options_read(&opts, sizeof(opts), options, error);
     if (r == 0)

@@ -321,9 +321,7 @@ caid_timeline_value(struct caid_timeline *timeline, uint64_t *ret, struct caid_e
 {
     enum fence_state state;
 
-    int r = CHECK_CLIENT_OF(timeline, error);
-    if (r == 0 && !ret)
-        r = fail(error, CAID_ERR_INVALID, "ret is NULL");
+    int r = CHECK_GIVEN_OF(timeline, ret, error);
     if (r < 0)
         return r;
     /* More than it can reach: pending, or lost. */

@@ -468,9 +468,7 @@ caid_copy(struct caid_client *client, const struct caid_copy *copy, struct caid_
 {
     struct caid_copy given;
 
-    int r = client_check(client, error);
-    if (r == 0 && !copy)
-        r = fail(error, CAID_ERR_INVALID, "copy is NULL");
+    int r = client_check_given(client, copy, "copy", error);
     if (r == 0)
         r = options_read(&given, sizeof(given), copy, error);
     return r < 0 ? r : copy_run(client, &given, given.itemsize, NULL, error);

@@ -157,12 +157,9 @@ caid_array_create(struct caid_client *client, struct caid_array **ret,
     struct caid_error why = {0};
     struct caid_array *array;
 
-    int r = client_check(client, error);
-    if (r < 0)
-        return r;
-    if (!ret || !options)
-        return fail(error, CAID_ERR_INVALID, "%s is NULL", ret ? "options" : "ret");
-    r = options_read(&opts, sizeof(opts), options, error);
+    int r = client_check_given(client, ret && options, ret ? "options" : "ret", error);
+    if (r == 0)
+        r = options_read(&opts, sizeof(opts), options, error);
     if (r == 0)
         r = check_texts(&opts, error);
     if (r == 0)

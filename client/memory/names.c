@@ -157,9 +157,7 @@ int
 caid_set_list(struct caid_array *set, int (*fn)(const struct caid_entry *entry, void *userdata),
               void *userdata, struct caid_error *error)
 {
-    int r = CHECK_CLIENT_OF(set, error);
-    if (r == 0 && !fn)
-        r = fail(error, CAID_ERR_INVALID, "fn is NULL");
+    int r = CHECK_GIVEN_OF(set, fn, error);
     if (r == 0 && set->managed)
         r = fail(error, CAID_ERR_INVALID, "managed memory is no set");
     if (r < 0)

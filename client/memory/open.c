@@ -226,11 +226,9 @@ int
 caid_array_open_companion(struct caid_array *array, struct caid_array **ret,
                           struct caid_error *error)
 {
-    int r = CHECK_CLIENT_OF(array, error);
+    int r = CHECK_GIVEN_OF(array, ret, error);
     if (r < 0)
         return r;
-    if (!ret)
-        return fail(error, CAID_ERR_INVALID, "ret is NULL");
     if (array->managed)
         return fail(error, CAID_ERR_NOT_FOUND, "managed memory has no companion");
     struct msg_open_companion_params params = {.lease = array->lease};

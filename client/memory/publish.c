@@ -133,9 +133,7 @@ caid_array_send(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
 {
     uint64_t words[TICKET_WORDS];
 
-    int r = CHECK_CLIENT_OF(array, error);
-    if (r == 0 && !ret_ticket)
-        r = fail(error, CAID_ERR_INVALID, "ret_ticket is NULL");
+    int r = CHECK_GIVEN_OF(array, ret_ticket, error);
     if (r == 0 && array->managed)
         r = fail(error, CAID_ERR_UNSUPPORTED,
                  "managed memory is of this process alone: it cannot be sent");

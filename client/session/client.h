@@ -127,6 +127,9 @@ int client_check(const struct caid_client *client, struct caid_error *error);
               : fail(error, CAID_ERR_INVALID, "%s is NULL", #object))
 
 /* The same, and with CAID_ERR_INVALID where the caller has not given something: "ret", "fn". */
+#define CHECK_GIVEN_OF(object, given, error)                                         \
+    ((object) ? client_check_given((object)->client, (given) != NULL, #given, error) \
+              : fail(error, CAID_ERR_INVALID, "%s is NULL", #object))
 int client_check_given(const struct caid_client *client, bool given, const char *what,
                        struct caid_error *error);
 /* The same, and of a name, and of the name of a pool, which may be NULL (options.h). */
