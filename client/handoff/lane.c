@@ -92,28 +92,23 @@ find_wait(struct lane *lane, const struct fence *fence)
     return NULL;
 }
 
+/* Before a wait is enqueued, so that none is that is not noted. */
 static int
-grow_waits(struct lane *lane)
+reserve_wait(struct lane *lane, struct caid_error *error)
 {
     size_t capacity = lane->waits_capacity * 2;
-    struct fence *waits = malloc(capacity * sizeof(*waits));
 
+    if (lane->n_waits < lane->waits_capacity)
+        return 0;
+    struct fence *waits = malloc(capacity * sizeof(*waits));
     if (!waits)
-        return -ENOMEM;
+        return fail_errno(error, ENOMEM, "no memory for what a stream waits for");
     memcpy(waits, lane->waits, lane->n_waits * sizeof(*waits));
     if (lane->waits != lane->few_waits)
         free(lane->waits);
     lane->waits = waits;
     lane->waits_capacity = capacity;
     return 0;
-}
-
-/* Before a wait is enqueued, so that none is that is not noted. */
-static int
-reserve_wait(struct lane *lane, struct caid_error *error)
-{
-    int r = lane->n_waits < lane->waits_capacity ? 0 : grow_waits(lane);
-    return r < 0 ? fail_errno(error, -r, "no memory for what a stream waits for") : 0;
 }
 
 static void
@@ -164,8 +159,7 @@ sweep(struct lane_table *table)
 {
     struct lane *lane, *next;
 
-    for (lane = RB_MIN(lane_tree, &table->tree); lane; lane = next) {
-        next = RB_NEXT(lane_tree, &table->tree, lane);
+    RB_FOREACH_SAFE(lane, lane_tree, &table->tree, next) {
         if (!knows_nothing(lane))
             continue;
         RB_REMOVE(lane_tree, &table->tree, lane);

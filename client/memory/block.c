@@ -527,8 +527,7 @@ abandon(struct caid_client *client)
     struct block_table *table = client->blocks;
     struct block *block, *next;
 
-    for (block = RB_MIN(block_tree, &table->tree); block; block = next) {
-        next = RB_NEXT(block_tree, &table->tree, block);
+    RB_FOREACH_SAFE(block, block_tree, &table->tree, next) {
         RB_REMOVE(block_tree, &table->tree, block);
         fd_close(block->fd);
         free(block);
