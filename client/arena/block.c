@@ -95,27 +95,24 @@ static struct arena_block *
 block_new(struct caid_arena *arena, uint64_t bytes, CUcontext *ret_context,
           struct caid_error *error)
 {
-    struct arena_block *block = calloc(1, sizeof(*block));
+    _cleanup_free_ struct arena_block *block = calloc(1, sizeof(*block));
     struct caid_array *array;
 
     if (!block) {
         fail_errno(error, ENOMEM, "no memory for a block");
         return NULL;
     }
-    if (create_relaxed(arena, bytes, &array, error) < 0) {
-        free(block);
+    if (create_relaxed(arena, bytes, &array, error) < 0)
         return NULL;
-    }
     if (check_array(arena, array, bytes, ret_context, error) < 0) {
         array_close_now(array);
-        free(block);
         return NULL;
     }
     block->arena = arena;
     block->array = array;
     block->ptr = array->info.ptr;
     block->bytes = array->info.nbytes;
-    return block;
+    return TAKE_PTR(block);
 }
 
 /* Returns whether there are more such blocks than the limits allow. */

@@ -53,7 +53,8 @@ cuda_pointer_resolve(struct caid_client *client, uint64_t ptr, uint64_t *ret_dev
     if (result != CUDA_SUCCESS)
         return gpu_result(drv, "cuPointerGetAttribute", result, "cannot resolve a pointer",
                           error);
-    int32_t device = gpu_find_ordinal(client, ordinal);
+    const struct gpu_device *found = gpu_find_ordinal(&client->gpu, ordinal);
+    int32_t device = found ? found->index : -1;
     if (device >= 0)
         r = resolve(client, drv, ptr, device, &device_ptr, error);
     if (r < 0)

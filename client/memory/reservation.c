@@ -74,20 +74,18 @@ caid_reserve(struct caid_client *client, size_t size, uint64_t address,
                                ret ? "place for the address" : "place for it", error);
     if (r < 0)
         return r;
-    struct caid_reservation *made = calloc(1, sizeof(*made));
+    _cleanup_free_ struct caid_reservation *made = calloc(1, sizeof(*made));
     if (!made)
         return fail_errno(error, ENOMEM, "no memory for a reservation");
     made->client = client;
     made->size = ALIGN_UP(size, (size_t)2 << 20); /* the driver's granularity of blocks */
     made->n_refs = 1;
     r = reserve(client, address, made, error);
-    if (r < 0) {
-        free(made);
+    if (r < 0)
         return r;
-    }
     client_ref(client);
-    *ret = made;
     *ret_address = made->ptr;
+    *ret = TAKE_PTR(made);
     return 0;
 }
 

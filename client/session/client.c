@@ -246,17 +246,12 @@ epoll_new(int sock, int news_fd)
 {
     struct epoll_event of_sock = {.events = EPOLLIN, .data.fd = sock};
     struct epoll_event of_news = {.events = EPOLLIN, .data.fd = news_fd};
-    int fd = epoll_create1(EPOLL_CLOEXEC);
+    _cleanup_fd_ int fd = epoll_create1(EPOLL_CLOEXEC);
 
-    if (fd < 0)
+    if (fd < 0 || epoll_ctl(fd, EPOLL_CTL_ADD, sock, &of_sock) < 0 ||
+        epoll_ctl(fd, EPOLL_CTL_ADD, news_fd, &of_news) < 0)
         return -errno;
-    if (epoll_ctl(fd, EPOLL_CTL_ADD, sock, &of_sock) < 0 ||
-        epoll_ctl(fd, EPOLL_CTL_ADD, news_fd, &of_news) < 0) {
-        int r = -errno;
-        fd_close(fd);
-        return r;
-    }
-    return fd;
+    return TAKE_FD(fd);
 }
 
 /* The socket alone would not do: news of a watch may have been read by another thread. Under

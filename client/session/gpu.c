@@ -233,21 +233,18 @@ caid_client_find_device(struct caid_client *client, int32_t ordinal, int32_t *re
         r = gpu_driver(client, &drv, error);
     if (r < 0)
         return r;
-    const struct gpu *gpu = &client->gpu;
-    for (uint32_t i = 0; i < gpu->n_devices; i++) {
-        const struct gpu_device *device = &gpu->devices[i];
-        if (device->ordinal != ordinal)
-            continue;
-        if (device->index < 0)
-            return fail(error, CAID_ERR_DEVICE,
-                        "%s: the daemon has not got %s, CUDA device %d of this process",
-                        client->socket, device->uuid, ordinal);
-        *ret = device->index;
-        return 0;
-    }
-    return fail(error, CAID_ERR_DEVICE,
-                "CUDA device %d: this process sees %u (driver %s; see CUDA_VISIBLE_DEVICES)",
-                ordinal, gpu->n_devices, drv->path);
+    const struct gpu_device *device = gpu_find_ordinal(&client->gpu, ordinal);
+    if (!device)
+        return fail(
+            error, CAID_ERR_DEVICE,
+            "CUDA device %d: this process sees %u (driver %s; see CUDA_VISIBLE_DEVICES)",
+            ordinal, client->gpu.n_devices, drv->path);
+    if (device->index < 0)
+        return fail(error, CAID_ERR_DEVICE,
+                    "%s: the daemon has not got %s, CUDA device %d of this process",
+                    client->socket, device->uuid, ordinal);
+    *ret = device->index;
+    return 0;
 }
 
 /* ---- places ---- */
@@ -354,11 +351,11 @@ gpu_pop(const struct drv *drv)
     drv->cu.cuCtxPopCurrent(&context);
 }
 
-int32_t
-gpu_find_ordinal(const struct caid_client *client, CUdevice ordinal)
+const struct gpu_device *
+gpu_find_ordinal(const struct gpu *gpu, CUdevice ordinal)
 {
-    for (uint32_t i = 0; i < client->gpu.n_devices; i++)
-        if (client->gpu.devices[i].ordinal == ordinal)
-            return client->gpu.devices[i].index;
-    return -1;
+    for (uint32_t i = 0; i < gpu->n_devices; i++)
+        if (gpu->devices[i].ordinal == ordinal)
+            return &gpu->devices[i];
+    return NULL;
 }

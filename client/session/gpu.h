@@ -75,8 +75,8 @@ int gpu_push_context(struct caid_client *client, CUcontext context, const char *
                      const struct drv **ret_drv, struct caid_error *error);
 void gpu_pop(const struct drv *drv);
 
-/* The index of the daemon's device that has this ordinal here, or -1. The driver is open. */
-int32_t gpu_find_ordinal(const struct caid_client *client, CUdevice ordinal);
+/* The device that has this ordinal here, or NULL. The driver is open. */
+const struct gpu_device *gpu_find_ordinal(const struct gpu *gpu, CUdevice ordinal);
 
 /* Whether the answer is that of a context in which nothing runs any more. */
 bool gpu_is_dead(CUresult result);

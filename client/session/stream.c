@@ -149,13 +149,12 @@ stream_place(struct caid_client *client, const struct stream *stream, uint32_t *
     CUresult result = stream->drv->cu.cuCtxGetDevice(&ordinal);
     if (result != CUDA_SUCCESS)
         return stream_result(client, stream, "cuCtxGetDevice", result, doing, error);
-    for (uint32_t i = 0; i < client->gpu.n_devices; i++)
-        if (client->gpu.devices[i].ordinal == ordinal) {
-            *ret = i;
-            return 0;
-        }
-    return fail(error, CAID_ERR_DEVICE, "the stream is of device %d, of which caid uses none",
-                ordinal);
+    const struct gpu_device *device = gpu_find_ordinal(&client->gpu, ordinal);
+    if (!device)
+        return fail(error, CAID_ERR_DEVICE,
+                    "the stream is of device %d, of which caid uses none", ordinal);
+    *ret = (uint32_t)(device - client->gpu.devices);
+    return 0;
 }
 
 int
