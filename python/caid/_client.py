@@ -191,6 +191,7 @@ class Client(_queries.Queries, Closing):
         end = super()._leave
         try:
             _pending.finish(self)
+            _releaser.finish(self)
             end = super().close
         finally:
             end()

@@ -44,6 +44,7 @@ class _Releaser:
     def __init__(self, client):
         self.n_publishing = 0
         self.thread, self.starting = None, threading.RLock()
+        self.dropping = threading.Lock()
         self.epoll, self.level = select.epoll(2), select.poll()
         self.waits, wakes = os.pipe()
         self.wakes = [wakes]
@@ -103,7 +104,8 @@ class _Releaser:
                 raised = self.level.poll(0)
                 more = self.epoll.poll(pause if raised else None)
                 pause = first if more else min(2 * pause, longest)
-                goes_on = self.wakes and _let_go(self)
+                with self.dropping:
+                    goes_on = self.wakes and _let_go(self)
         finally:
             _remove(self)
             self.close()
@@ -197,6 +199,15 @@ def look(client):
     releaser = _releasers.get(client) if _releasers else None
     if releaser is not None and _is_over(client, releaser):
         releaser.stop()
+
+
+def finish(client):
+    """Waits for what the thread is about to drop: once the client is closed, its memory would be kept until
+    the process ends. One that is held up is waited for no longer than _EXIT_S, nor by what is dropped."""
+    releaser = _releasers.get(client) if _releasers else None
+    if releaser is not None and releaser.thread is not threading.current_thread():
+        if releaser.dropping.acquire(timeout=_EXIT_S):
+            releaser.dropping.release()
 
 
 def end(client):

@@ -417,6 +417,28 @@ def test_closing_the_client_lets_go(daemon, client):
     wait_until(lambda: client.status().leases == 0)  # the blocks went back before
 
 
+def test_closing_the_client_waits_for_what_is_being_dropped(daemon, client):
+    entered, gate = threading.Event(), threading.Event()
+
+    class Slow(Foreign):
+        def __del__(self):
+            entered.set()
+            gate.wait(PATIENCE_S)
+            super().__del__()
+
+    c = daemon.connect()
+    with c.arena() as arena:
+        arena.publish("x", Slow(arena.allocate(64)))
+    c.unlink("x")
+    assert entered.wait(PATIENCE_S)
+    closing, _ = in_thread(c.close)
+    closing.join(0.1)
+    assert closing.is_alive()
+    gate.set()
+    closing.join(PATIENCE_S)
+    wait_until(lambda: client.status().blocks == 0)
+
+
 def test_what_ends_may_close_the_client(daemon, client):
     c = daemon.connect()
     x = publish(c.arena(), at_end=c.close)
