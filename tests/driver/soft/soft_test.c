@@ -111,6 +111,14 @@ soft_used(void)
     return memory.used;
 }
 
+uint64_t
+soft_used_later(uint64_t bytes)
+{
+    for (int i = 0; i < 1000 && soft_used() != bytes; i++)
+        usleep(10000);
+    return soft_used();
+}
+
 CUmemAllocationProp
 soft_prop(int ordinal)
 {

@@ -61,6 +61,9 @@ extern void (*soft_end_peers)(void);
 
 /* Bytes in use on device 0, by all processes. */
 uint64_t soft_used(void);
+/* The same, once that is so much: the kernel gives back what a process had some time after it has
+ * told of its exit. What it is after 10 s otherwise. */
+uint64_t soft_used_later(uint64_t bytes);
 
 struct soft_mapping {
     CUmemGenericAllocationHandle handle;
