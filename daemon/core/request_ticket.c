@@ -70,6 +70,7 @@ HANDLER(on_take)
     _cleanup_(grant_deinit) struct grant grant = {0};
     struct ticket *ticket;
     struct array *array;
+    bool in_place; /* of the ticket, whose lease its user is charged for */
     int rc = take_check(core, conn, p, &ticket, r);
 
     if (rc == 0)
@@ -77,9 +78,14 @@ HANDLER(on_take)
     if (rc)
         return rc;
     array = ticket->lease->array;
+    in_place = !p->keep && ticket->lease->conn->user == conn->user;
     grant.pool = array->pool;
     grant.named = true;
+    if (in_place) /* else a user at his limit could not end his own */
+        charge_deinit(&ticket->lease->charge);
     rc = grant_add(core, conn, &grant, array, msg_str_eq(p->mode, "r"), r);
+    if (rc && in_place)
+        charge_init(&ticket->lease->charge, conn->user, RES_LEASES, 1, 0, NULL);
     if (rc)
         return rc;
     assert(grant.n_arrays == 1); /* one has room, however long what it says */

@@ -6,6 +6,7 @@ and keeps the memory until that has it."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,9 +108,8 @@ class Reference(Closing):
         if not keep:
             return _by_name(x)
         x = x if isinstance(x, (Array, _arena.Allocation)) else _cai.as_array(x, sync=False)
-        ticket, client = _ticket_of(x)
-        kept = [(client, x.view() if isinstance(x, Array) else x)]
-        return _made(*_told(x, client, ticket, False), kept=kept)
+        sent, client = _with_ticket(x, False)
+        return _made(*sent, kept=[(client, x.view() if isinstance(x, Array) else x)])
 
     @property
     def typestr(self) -> str:
@@ -276,8 +276,8 @@ def by_name(array: Any) -> tuple:
 
 def by_ticket(x: Any) -> tuple:
     """What multiprocessing sends; of an Allocation, too, which arrives as an array of bytes."""
-    ticket, client = _ticket_of(x)
-    return _open_at, (client._socket, _made(*_told(x, client, ticket, True)))
+    sent, client = _with_ticket(x, True)
+    return _open_at, (client._socket, _made(*sent))
 
 
 def _open_at(socket, reference):
@@ -291,34 +291,37 @@ def _by_name(array):
     if memory.pool is None or memory.name is None:
         why = _ELSEWHERE if memory.pool is None else _NAMELESS
         raise TypeError(f"a caid.Array cannot be pickled: {why}")
-    return _made(*_told(array, memory.client, None, True))
+    return _made(*_told(array, memory.client), None, True, False)
 
 
-def _ticket_of(x):
-    """(ticket, the client whose it is)."""
+def _with_ticket(x, once):
+    """(what a reference with a new ticket is made of, the client whose that is). The ticket comes last:
+    nothing fails that would leave it behind."""
     if isinstance(x, Array):
         x._check()
-        if x._memory.pool is not None:
-            return x._memory.send(), x._memory.client
-    arena = _arena.holding(x.ptr)
-    if arena is None:
-        raise TypeError(f"a caid.{type(x).__name__} cannot be sent: {_ELSEWHERE}")
-    return arena._send(x), arena._client
+    if isinstance(x, Array) and x._memory.pool is not None:
+        client, send, follows = x._memory.client, x._memory.send, _follows(x)
+    else:
+        arena = _arena.holding(x.ptr)
+        if arena is None:
+            raise TypeError(f"a caid.{type(x).__name__} cannot be sent: {_ELSEWHERE}")
+        client, send, follows = arena._client, functools.partial(arena._send, x), False
+    told = _told(x, client)
+    return (*told, send(), once, follows), client
 
 
-def _told(x, client, ticket, once):
+def _told(x, client):
     """What a reference says of an array, or of an Allocation."""
     if not isinstance(x, Array):
         part = "rw", (x.nbytes,), (1,), ("|u1", 1, None), None
-        return client.machine_id, client.daemon_id, None, None, 0, *part, ticket, once, False
+        return client.machine_id, client.daemon_id, None, None, 0, *part
     memory, layout = x._memory, x._layout
     of_client = memory.pool is not None
     mode, element = "r" if layout.readonly else "rw", layout.element
     start = layout.ptr - memory.ptr if of_client and not x._root else None
     part = mode, layout.shape, layout.strides, (element.told, element.itemsize, element.descr), start
     name = (memory.pool, memory.name, memory.generation) if of_client else (None, None, 0)
-    follows = ticket is not None and _follows(x)
-    return client.machine_id, client.daemon_id, *name, *part, ticket, once, follows
+    return client.machine_id, client.daemon_id, *name, *part
 
 
 def _follows(array):

@@ -4,6 +4,7 @@
 import contextlib
 import hashlib
 import hmac
+import multiprocessing.reduction
 import pathlib
 import pickle
 import sys
@@ -67,6 +68,28 @@ def test_it_keeps_the_array(client, other):
     wait_until(lambda: n_leases(other) + n_leases(client) == 0)
     with pytest.raises(caid.NotFoundError):
         got.open(other)
+
+
+def test_its_maker_ends_it_at_his_limit():
+    with caid.LocalDaemon(config="[limits]\nleases = 2\n") as daemon, daemon.connect() as c:
+        with c.empty(4) as a, caid.Reference(a) as reference:
+            with pytest.raises(caid.LimitError, match="leases"):
+                caid.Reference(a)
+            with pytest.raises(caid.LimitError, match="leases"):  # which leaves the ticket
+                received(reference).open(c)
+        assert n_leases(c) == 0
+
+
+def test_what_fails_leaves_no_ticket(client, monkeypatch):
+    def failing(array):
+        raise caid.DisconnectedError(1, "gone")
+
+    monkeypatch.setattr(caid._reference, "_follows", failing)
+    with client.empty(4) as a:
+        for make in caid.Reference, multiprocessing.reduction.ForkingPickler.dumps:
+            with pytest.raises(caid.DisconnectedError):
+                make(a)
+        assert n_leases(client) == 1
 
 
 def test_by_name_it_keeps_nothing(client, other):
