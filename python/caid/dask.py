@@ -16,11 +16,13 @@ peer link where it lies on another.
 
 An array has its worker's memory as long as Dask has its key, and whoever has opened it meanwhile keeps it.
 Dask counts its bytes as it counts NumPy's, against the worker's ``memory_limit``, and spills it to disk
-by the same rules.
+by the same rules. A worker that has no room for what it is sent, or may not open it, logs why, and asks
+for it again: :class:`caid.Error` is an OSError, and so to Dask a transfer that has failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import itertools
@@ -69,26 +71,41 @@ class Plugin(WorkerPlugin):
         self._cupy = cupy
 
     def setup(self, worker: Worker) -> None:
-        client = _default.default_client()
-        if self._cupy:
-            self._allocate(client)
-        worker.handlers["get_data"] = _knowing_its_receiver(worker.handlers["get_data"])
-        told = worker.connection_args.get("handshake_overrides") or {}
-        worker.connection_args["handshake_overrides"] = {**told, _FAMILY: _place(client)}
-        others = worker.rpc.serializers or _serializers_of(worker.address)
-        if _FAMILY not in others:
-            worker.rpc.serializers = worker.rpc.deserializers = [_FAMILY, *others]
+        client, rpc, args = _default.default_client(), worker.rpc, worker.connection_args
+        get_data, told = worker.handlers["get_data"], args.get("handshake_overrides")
+        families = rpc.serializers, rpc.deserializers
+        with contextlib.ExitStack() as undo:
+            if self._cupy:
+                undo.callback(_allocate_in(client))
+            undo.callback(worker.handlers.update, get_data=get_data)
+            worker.handlers["get_data"] = _knowing_its_receiver(get_data)
+            undo.callback(args.update, handshake_overrides=told)
+            args["handshake_overrides"] = {**(told or {}), _FAMILY: _place(client)}
+            undo.callback(_set_families, rpc, *families)
+            _set_families(rpc, *[[_FAMILY, *(families[0] or _serializers_of(worker.address))]] * 2)
+            self._undo = undo.pop_all()
 
-    def _allocate(self, client):
-        import cupy
-
-        from . import cupy as of_cupy
-
-        self._allocator = of_cupy.Allocator(client)
-        cupy.cuda.set_allocator(self._allocator.malloc)
+    def teardown(self, worker: Worker) -> None:
+        self._undo.close()
 
     def __reduce__(self):
         return type(self), (self._cupy,)
+
+
+def _allocate_in(client):
+    """Returns what gives CuPy its former allocator back."""
+    import cupy
+
+    from . import cupy as of_cupy
+
+    former = cupy.cuda.get_allocator()
+    cupy.cuda.set_allocator(of_cupy.Allocator(client).malloc)
+    return functools.partial(cupy.cuda.set_allocator, former)
+
+
+def _set_families(rpc, serializers, deserializers):
+    rpc.serializers, rpc.deserializers = serializers, deserializers
+    rpc.collect()  # connections that were made before tell their ends otherwise
 
 
 def _own_device(client):
@@ -128,12 +145,12 @@ def _knowing_its_receiver(get_data):
 _references: dict = {}  # id of an object that was sent: its Reference, as long as it lives
 
 
-def _reference_to(x):
-    """Any number of receivers may open it while the object lives: its worker has the key as long as
-    one of them is on its way."""
+def _reference_to(x, array):
+    """To the array that x is, or lies in. Any number of receivers may open it while x lives: its worker has
+    the key as long as one of them is on its way."""
     reference = _references.get(id(x))
     if reference is None:
-        made = Reference(x)
+        made = Reference(array)
         reference = _references.setdefault(id(x), made)
         if reference is made:
             weakref.finalize(x, lambda key: _references.pop(key).close(), id(x))
@@ -142,40 +159,45 @@ def _reference_to(x):
     return reference
 
 
-def _to_cupy(array):
-    return sys.modules["cupy"].from_dlpack(array)  # asarray() copies from the device that the memory lies on
-
-
-_kinds: dict[str, Callable] = {"Array": lambda array: array, "ndarray": _to_cupy}  # of an Array
-
-
-def _kind_of(x):
+def _lying(x):
+    """An Array of the same memory. It keeps the memory of CuPy's, and not the array: when that ends, so does
+    its reference."""
     if isinstance(x, Array):
-        return "Array"
+        return x.view()
     cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(x, cupy.ndarray):
-        _cai.as_array(x).close()  # waits for its stream
-        return "ndarray"
-    raise NotImplementedError(type(x).__name__)
+    if cupy is None or not isinstance(x, cupy.ndarray):
+        raise NotImplementedError(type(x).__name__)
+    with _cai.as_array(x):  # waits for its stream
+        return _cai.from_cuda_array_interface(x.__cuda_array_interface__, x.data.mem, False)
+
+
+def _to_cupy(array):
+    import cupy
+
+    return cupy.from_dlpack(array)  # asarray() copies from the device that the memory lies on
+
+
+# Why memory is not sent by reference: it is not the daemon's, its layout is one that no name shows, or no
+# lease is left.
+_NOT_SENT = TypeError, _errors.InvalidError, _errors.LimitError, _errors.QuotaError
 
 
 def _dump_reference(x):
-    to = _receiver.get()
-    kind = to and _kind_of(x)
-    try:
-        reference = kind and _reference_to(x)
-    except (TypeError, _errors.LimitError, _errors.QuotaError):  # not in a daemon's memory; no lease is left
-        reference = None
+    to, reference = _receiver.get(), None
+    if to:
+        with contextlib.suppress(*_NOT_SENT), _lying(x) as array:
+            reference = _reference_to(x, array)
     if not reference or list(to) != [reference.machine_id, reference.daemon_id]:
         raise NotImplementedError(type(x).__name__)
-    return {"kind": kind, "reference": pickle.dumps(reference)}, []
+    return {"cupy": not isinstance(x, Array), "reference": pickle.dumps(reference)}, []
 
 
 def _load_reference(header, _frames):
     reference = pickle.loads(header["reference"])
     client = _default.client_at(reference.daemon_id)
     with reference.open(client, device=_own_device(client)) as array:
-        return _kinds[header["kind"]](array.view())
+        view = array.view()
+        return _to_cupy(view) if header["cupy"] else view
 
 
 register_serialization_family(_FAMILY, _dump_reference, _load_reference)
@@ -271,13 +293,13 @@ def from_set(name: str, *, pool: str | None = None, asarray: Callable | None = N
     name : str
         Of the set, with what ends it: ``"field/"``.
     asarray : callable, optional
-        What makes of a caid.Array what is computed with: ``cupy.asarray``, which it is without it on a
-        GPU, ``numpy.asarray`` on the software driver.
+        What makes of a caid.Array what is computed with. Without it, arrays of CuPy; on the software
+        driver, of NumPy. Nothing is copied.
 
     Notes
     -----
     It is of the version that the set has now: a chunk that was replaced raises StaleError when it is
-    computed. Workers have to be at this daemon: others raise StaleError.
+    computed. A worker at another daemon raises NotFoundError: ``compute(workers=)`` names some of this one.
 
     Raises
     ------
@@ -292,19 +314,11 @@ def from_set(name: str, *, pool: str | None = None, asarray: Callable | None = N
         with next(iter(opened.values())) as array:
             dtype = array.dtype
         generation = opened.generation
-    asarray = asarray or _library_of(client).asarray
+    asarray = asarray or (_typestr.numpy().asarray if client.host_accessible else _to_cupy)
     label = "caid-" + dask.base.tokenize(name, pool, generation, client.daemon_id, asarray)
-    task = _open_chunk, generation, pool, asarray
+    task = _open_chunk, client.daemon_id, generation, pool, asarray
     graph = {(label, *place): (*task, name + key) for place, key in keys.items()}
     return dask.array.Array(graph, label, chunks, dtype=dtype)
-
-
-def _library_of(client):
-    if client.host_accessible:
-        return _typestr.numpy()
-    import cupy
-
-    return cupy
 
 
 def _place_of(key):
@@ -327,8 +341,10 @@ def _chunks_of(shapes):
     return chunks
 
 
-def _open_chunk(generation, pool, asarray, name):
-    client = _default.default_client()
+def _open_chunk(daemon_id, generation, pool, asarray, name):
+    client = _default.client_at(daemon_id)
+    if client.daemon_id != daemon_id:
+        raise _errors.not_found(f"{name!r} is at daemon {daemon_id}, this worker at {client.daemon_id}")
     with client.open(name, pool=pool, generation=generation, device=_own_device(client)) as array:
         return asarray(array.view())
 
@@ -337,7 +353,8 @@ def to_set(x: dask.array.Array, name: str, *, metadata: Any = None) -> Any:
     """Puts a dask.array under a name, one array for each chunk, in one step: a set, which
     :func:`from_set` reads. Returns a :class:`dask.delayed.Delayed` of its generation.
 
-    Chunks that lie in the memory of the daemon of the worker that publishes are not copied.
+    Chunks that lie in the memory of the daemon of the worker that publishes are not copied: caid.Arrays,
+    and CuPy's arrays in memory of an Arena.
     """
     places = ["-"] if x.ndim == 0 else [".".join(map(str, place)) for place in itertools.product(*map(range, x.numblocks))]
     blocks = x.to_delayed().ravel().tolist()
@@ -349,6 +366,9 @@ def _to_caid(x):
     if isinstance(x, Array):
         return x
     client = _default.default_client()
+    with contextlib.suppress(*_NOT_SENT, NotImplementedError, _errors.NotFoundError):
+        with _lying(x) as array, Reference(array) as reference:
+            return reference.open(client)
     with client.empty(x.shape, x.dtype, device=_own_device(client) or 0) as array:
         array.copy_from(x)
         return array.view()

@@ -4,10 +4,12 @@
 import ctypes
 import gc
 import random
+import sys
 import time
 
 import caid
 import distributed
+import frameworks
 import numpy
 
 
@@ -49,6 +51,30 @@ def driver_calls(_after=None):
     reply = ctypes.create_string_buffer(1 << 16)
     assert ctypes.CDLL(caid.softcuda_path()).caid_softcuda_control(b"calls", reply, len(reply)) >= 0
     return sum(int(line.split()[1]) for line in reply.value.decode().splitlines())
+
+
+def install_cupy():
+    stand_in = frameworks.cupy()
+    sys.modules.update({"cupy": stand_in, **frameworks.submodules(stand_in)})
+
+
+def make_cupy(n):
+    """Where Plugin(cupy=True) has CuPy allocate."""
+    x = sys.modules["cupy"].ndarray((n,), "<i8", sys.modules["cupy"].cuda.get_allocator()(8 * n))
+    x.nbytes = 8 * n
+    with caid.as_array(x) as a:
+        a.copy_from_host(numpy.arange(n))
+    return x
+
+
+def total_cupy(x):
+    assert isinstance(x, sys.modules["cupy"].ndarray)
+    with caid.as_array(x) as a:
+        return total(a)
+
+
+def n_allocated():
+    return sum(arena.info.allocations for arena in caid._arena._open)
 
 
 def slow_sum(*arrays):

@@ -4,6 +4,7 @@ and caid.torch use, by the names and with the rules of their own sources. No ari
 """
 
 import ctypes
+import functools
 import sys
 import types
 import weakref
@@ -114,6 +115,10 @@ def cupy():
         MemoryPool=MemoryPool,
     )
     made = namespace("cupy", cuda=cuda, ndarray=CupyArray, ordinal=0, stream=CupyStream())
+    made.from_dlpack = lambda x: CupyArray(x.shape, x.dtype, MemoryPointer(UnownedMemory(x.ptr, 0, x, 0), 0))
+    cuda.get_allocator = lambda: cuda.allocator
+    cuda.set_allocator = functools.partial(setattr, cuda, "allocator")
+    cuda.set_allocator(None)
     runtime.getDevice = lambda: made.ordinal
     cuda.get_current_stream = lambda device_id=-1: made.stream
     return made

@@ -2,6 +2,7 @@
 """caid.dask with a real Dask: two daemons stand for two machines, of two workers each."""
 
 import contextlib
+import ctypes
 import os
 import pathlib
 import random
@@ -22,7 +23,9 @@ dask = pytest.importorskip("dask", reason="Dask is not installed")
 distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
 import caid.dask  # noqa: E402
 import dask.array  # noqa: E402
-from dask_work import Counts, driver_calls, forget_errors, held, make, slow_sum, total  # noqa: E402
+from dask_work import (  # noqa: E402
+    Counts, driver_calls, forget_errors, held, install_cupy, make, make_cupy, n_allocated, slow_sum, total, total_cupy
+)
 from distributed.protocol import deserialize, serialize  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.skipif(os.name != "posix", reason="POSIX")]
@@ -154,18 +157,20 @@ def test_a_set_is_a_dask_array(cluster, left, daemons, monkeypatch):
     monkeypatch.setenv("CAID_SOCKET", daemons["a"].address)
     values = numpy.random.default_rng(1).random((100, 70))
     x = dask.array.from_array(values, chunks=(30, 40))
-    with dask.annotate(workers=["a0", "a1"]):
-        generation = cluster.compute(caid.dask.to_set(x, "x/"), workers=["a0", "a1"]).result()
+    in_a = {"workers": ["a0", "a1"], "allow_other_workers": False}
+    generation = cluster.compute(caid.dask.to_set(x, "x/"), **in_a).result()
     assert sorted(e.name for e in left["a"].list() if e.of_set)[:2] == ["x/0.0", "x/0.1"]
     got = caid.dask.from_set("x/")
     assert (got.chunks, got.dtype) == (x.chunks, x.dtype)
-    in_a = {"workers": ["a0", "a1"], "allow_other_workers": False}
     assert numpy.allclose(cluster.compute((got + 1).sum(axis=0), **in_a).result(), (values + 1).sum(axis=0))
     with left["a"].open_set("x/") as opened:
         assert opened.generation == generation
-    with pytest.raises((caid.NotFoundError, caid.StaleError), match="x/"):
-        cluster.compute(got.sum(), workers=["b0", "b1"]).result()
-    left["a"].unlink("x/")
+    in_b = {"workers": ["b0", "b1"], "allow_other_workers": False}
+    cluster.compute(caid.dask.to_set(-x, "x/"), **in_b).result()
+    with pytest.raises(caid.NotFoundError, match="'x/.*' is at daemon"):  # not of b's set
+        cluster.compute(got.sum(), **in_b).result()
+    for client in left.values():
+        client.unlink("x/")
     with pytest.raises(caid.NotFoundError):
         caid.dask.from_set("x/")
 
@@ -183,6 +188,56 @@ def test_a_worker_of_dask_cuda_has_a_gpu_of_its_own():
                 assert [entry.device for entry in opened.entries().values()] == [1]
             clients["a"].unlink("x/")
             del x
+
+
+def test_cupys_arrays_go_by_reference(daemons):
+    """With a stand-in for CuPy, which needs a GPU. None stays when Dask has forgotten it."""
+    with clients_of({"a": daemons["a"]}) as clients:
+        with cluster_of(worker_of(daemons["a"], "a0") | worker_of(daemons["a"], "a1")) as client:
+            client.run(install_cupy)
+            client.register_plugin(caid.dask.Plugin(cupy=True))
+            x = client.submit(make_cupy, MIB, workers=["a0"])
+            distributed.wait(x)
+            before = written(client)
+            assert client.submit(total_cupy, x, workers=["a1"]).result() == MIB * (MIB - 1) // 2
+            assert written(client) - before < 64 << 10
+            published = caid.dask.to_set(dask.array.from_delayed(dask.delayed(x), (MIB,), "<i8"), "x/")
+            client.compute(published, workers=["a0"]).result()
+            with clients["a"].open("x/0") as chunk:
+                assert total(chunk) == MIB * (MIB - 1) // 2
+                client.submit(lambda x: ctypes.memset(x.data.ptr, 0, 8 * MIB), x, workers=["a0"]).result()
+                assert total(chunk) == 0
+            clients["a"].unlink("x/")
+            del x, published
+            wait_until(lambda: set(client.run(n_allocated).values()) == {0}, facts=clients["a"].unnamed)
+
+
+def test_a_plugin_comes_and_goes(cluster, left):
+    """Connections that there are follow."""
+    for is_here in True, False, True:
+        if not is_here:
+            cluster.unregister_worker_plugin("caid")
+        else:
+            cluster.register_plugin(caid.dask.Plugin())
+        x = cluster.submit(make, MIB, pure=False, workers=["a0"])
+        distributed.wait(x)
+        before = written(cluster)
+        cluster.submit(total, x, workers=["a1"]).result()
+        assert (written(cluster) - before < 64 << 10) == is_here
+        del x
+
+
+def test_what_a_receiver_has_no_room_for_is_asked_for_again(daemons):
+    config = {"config": "[limits]\narrays = 2\n", "env": {"CAID_MACHINE_ID": "3" * 32}}
+    with caid.LocalDaemon(**config) as small, clients_of({"a": daemons["a"], "c": small}) as clients:
+        with cluster_of(worker_of(daemons["a"], "a0") | worker_of(small, "c0")) as client:
+            x, y = (client.submit(make, 1000, i, workers=["a0"]) for i in range(2))
+            with clients["c"].empty(1):
+                both = client.submit(lambda x, y: total(x) + total(y), x, y, workers=["c0"])
+                with pytest.raises(TimeoutError):
+                    both.result(timeout=1)
+            assert both.result(timeout=PATIENCE_S) == 499500
+            del x, y, both
 
 
 ARRAYS = [
@@ -206,19 +261,23 @@ def device_frame(client, nbytes):
         return frame.view()
 
 
+def dumped_to(client, x, family):
+    caid.dask._receiver.set([client.machine_id, client.daemon_id])
+    return serialize(x, serializers=[family], on_error="raise")
+
+
 @pytest.mark.parametrize("family", ["caid", "dask", "cuda"])
 @pytest.mark.parametrize("values", ARRAYS, ids=lambda x: f"{x.dtype}{x.shape}")
 def test_bytes_arrive(client, monkeypatch, family, values):
     """The cases of Dask's own tests of NumPy's arrays and CuPy's, by each way."""
     monkeypatch.setattr(caid.dask._default, "default_client", lambda: client)
     monkeypatch.setattr(caid.dask._default, "client_at", lambda _id: client)
-    caid.dask._receiver.set([client.machine_id, client.daemon_id])
     monkeypatch.setattr(caid.dask, "_device_frame", lambda nbytes: device_frame(client, nbytes))
     with client.empty(values.shape, values.dtype, order="F" if values.flags.fnc else "C") as whole:
         whole.copy_from(values)
         for view in VIEWS if values.ndim else VIEWS[:1]:
             with view(whole) as sent:
-                header, frames = serialize(sent, serializers=[family], on_error="raise")
+                header, frames = dumped_to(client, sent, family)
                 if family == "dask":
                     frames = [bytes(frame) for frame in frames]
                 with deserialize(header, frames) as got:
