@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -94,19 +95,22 @@ class Lane:
 
     def __init__(self, client: Any, device: int, size: int):
         self.client, self.device = client, device
-        self._pinned = client.empty((2, size), "|u1", memory="pinned", device=device)
-        self.stream = client.stream(device, non_blocking=True)
-        self.slots = [Slot(self, half) for half in numpy.asarray(self._pinned)]
+        with contextlib.ExitStack() as stack:
+            pinned = client.empty((2, size), "|u1", memory="pinned", device=device)
+            halves = numpy.asarray(stack.enter_context(pinned))
+            self.stream = client.stream(device, non_blocking=True)
+            stack.callback(self.stream.close)
+            self.slots = [Slot(self, half) for half in halves]
+            for slot in self.slots:
+                stack.callback(slot.copied.close)
+            self._stack = stack.pop_all()
 
     def __enter__(self) -> Lane:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stream.synchronize()
-        for slot in self.slots:
-            slot.copied.close()
-        self.stream.close()
-        self._pinned.close()
+        with self._stack:
+            self.stream.synchronize()
 
     def move(self, chunks: Chunks, each: Callable[[Slot, Any], None]) -> None:
         """Calls each(slot, chunk) for those that it gets. What that leaves on the slot's stream is done

@@ -261,7 +261,8 @@ def _pieces(shape, itemsize):
 class Halo(Closing):
     """Brings a storage's halo up to date from the neighbours in a Cartesian communicator, dimension by
     dimension, so that corners are right, too. Neighbours at the same daemon copy from each other's memory,
-    device to device; what others need is sent by MPI. Collective; the storage is kept until close().
+    device to device; what others need is sent by MPI. Collective; the storage is kept until close(). During
+    exchange() a receive of another's on `cart` must not take its messages, of tags below 2 * ``cart.ndim``.
 
     Parameters
     ----------
@@ -310,10 +311,10 @@ class Halo(Closing):
         from .storage import fields
 
         with Phase(self._cart) as phase, contextlib.ExitStack() as stack:
-            if self._closed:
-                raise closed("the halo is closed")
             mine = None
             with phase.trying():
+                if self._closed:
+                    raise closed("the halo is closed")
                 (mine,) = stack.enter_context(fields(write=[self._storage], device="gpu"))
                 mine.synchronize()
             for axis in range(self._cart.ndim):
@@ -322,7 +323,7 @@ class Halo(Closing):
                 for side in sides:
                     with phase.trying():
                         side.pack(mine)
-                    requests += side.begin(self._cart)
+                    requests += side.begin(self._cart, phase)
                 MPI.Request.Waitall(requests)
                 for side in sides:
                     with phase.trying():
@@ -343,6 +344,7 @@ class _Side:
             raise invalid(f"dimension {axis}: rank {rank} has shape {its_shape} and halo {its_halo}")
         self._is_here = None not in (my_reference, reference) and place(my_reference) == place(reference)
         self._source = self._inbox = self._outbox = None
+        self._nbytes = 0  # that the neighbour sends
 
     def open(self, stack, client, array, cuda_aware):
         if self._is_here:
@@ -350,6 +352,7 @@ class _Side:
             return
         element, device = array._layout.element, max(array._memory.mapped_device, 0)
         memory = "device" if cuda_aware else "pinned"
+        self._nbytes = math.prod(_extents(self._ghost)) * element.itemsize
         self._inbox, self._outbox = (
             stack.enter_context(client.empty(_extents(strip), element, memory=memory, device=device))
             for strip in (self._ghost, self._edge)
@@ -359,12 +362,14 @@ class _Side:
         if self._outbox is not None:
             self._outbox.copy_from(mine[self._edge])
 
-    def begin(self, cart):
-        """The requests: with nothing in them they say that this side may be read."""
-        tag = 2 * self.axis
+    def begin(self, cart, phase):
+        """The requests: with nothing in them they say that this side may be read, or has failed."""
+        tag, inbox, outbox = 2 * self.axis, bytearray(self._nbytes), bytearray()
+        with phase.trying():
+            inbox, outbox = _sent(self._inbox), _sent(self._outbox)
         return (
-            cart.Irecv([_sent(self._inbox), MPI.BYTE], self._rank, tag + 1 - self._end),
-            cart.Isend([_sent(self._outbox), MPI.BYTE], self._rank, tag + self._end),
+            cart.Irecv([inbox, MPI.BYTE], self._rank, tag + 1 - self._end),
+            cart.Isend([outbox, MPI.BYTE], self._rank, tag + self._end),
         )
 
     def fill(self, mine):

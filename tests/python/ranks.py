@@ -229,12 +229,21 @@ def halos():
             raises(RuntimeError if COMM.rank == 1 else caid.CancelledError, halo_of.exchange)
         halo_of.exchange()
     raises(caid.ClosedError, halo_of.exchange)
+    for rank in range(COMM.size):  # alone: the others are told, and wait for nobody
+        client = caid.connect()
+        with caid.mpi.Halo(u, cart) as of_halo, caid.mpi.Halo(u, cart, client=client) as of_client:
+            if COMM.rank == rank:
+                of_halo.close()
+                client.close()
+            for each in of_halo, of_client:
+                raises(caid.ClosedError if COMM.rank == rank else caid.CancelledError, each.exchange)
+        client.close()
     v = caid.storage.zeros((4 + COMM.rank // 2, 4 + COMM.rank % 2), halo=(1, 1), device="gpu")
     caid.mpi.Halo(v, cart).close()
     v = caid.storage.zeros((4 + COMM.rank, 4), halo=(1, 1), device="gpu")
     raises(caid.InvalidError, lambda: caid.mpi.Halo(v, cart))
     cart.Free()
-    u = v = halo_of = None
+    u = v = halo_of = of_halo = of_client = each = None
     nothing_left(caid.default_client())
 
 
