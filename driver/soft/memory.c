@@ -141,34 +141,18 @@ memory_alloc(struct device *device, bool imported)
     return memory;
 }
 
-/* What memory_create() and memory_dup() have made. Needs the list's lock, from before there was a
- * descriptor; -errno where there is none. */
+/* Gives it a descriptor of its own for a file or, for an fd of -1, of a new one with that name. A
+ * fork finds all there are: there is one only with the list's lock. */
 static int
-memory_set_fd(struct memory *memory, int fd)
+memory_open(struct memory *memory, int fd, const char *name)
 {
-    if (fd < 0)
+    LOCKED(&soft->memories.lock);
+    memory->fd = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 0)
+                         : memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (memory->fd < 0)
         return -errno;
-    memory->fd = fd;
     LIST_INSERT_HEAD(&soft->memories.all, memory, link);
     return 0;
-}
-
-/* Gives it an empty memfd, with a name that says whose memory it is. */
-static int
-memory_create(struct memory *memory, const char *prefix, const char *whose)
-{
-    char name[64 + SOFT_UUID_SIZE];
-    snprintf(name, sizeof(name), "%s%s", prefix, whose);
-    LOCKED(&soft->memories.lock);
-    return memory_set_fd(memory, memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-}
-
-/* Gives it a descriptor of its own for a file. */
-static int
-memory_dup(struct memory *memory, int fd)
-{
-    LOCKED(&soft->memories.lock);
-    return memory_set_fd(memory, fcntl(fd, F_DUPFD_CLOEXEC, 0));
 }
 
 /* The file's final length. */
@@ -192,21 +176,6 @@ count_bytes(int fd, const struct device *device, int type, size_t from, size_t t
         .l_len = (off_t)(to - from),
     };
     return fcntl(fd, F_OFD_SETLK, &lock);
-}
-
-/* Gives it a sealed memfd with the lock that counts it. */
-static int
-memory_create_counted(struct memory *memory, size_t size)
-{
-    struct device *device = memory->device;
-    int r = memory_create(memory, NAME_PREFIX, device->uuid_text);
-    if (r < 0 || (r = memory_set_length(memory, size)) < 0)
-        return r;
-    if (count_bytes(memory->fd, device, F_WRLCK, 0, size) < 0)
-        return -errno;
-    memory->size = size;
-    device->own_bytes += size;
-    return 0;
 }
 
 bool
@@ -242,25 +211,32 @@ device_has_room(struct device *device, size_t size)
     return true;
 }
 
+/* A sealed file of that length, of which nothing counts yet. */
+static CUresult
+memory_new_file(struct device *device, const char *prefix, size_t length,
+                CUmemAllocationHandleType handle_types, struct memory **ret)
+{
+    char name[64 + SOFT_UUID_SIZE]; /* says whose memory it is */
+    RETURN_IF(device_check(device));
+    _cleanup_(memory_unrefp) struct memory *memory = memory_alloc(device, false);
+    if (!memory)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    snprintf(name, sizeof(name), "%s%s", prefix, device ? device->uuid_text : POOL_HOST);
+    int r = memory_open(memory, -1, name);
+    if (r < 0 || (r = memory_set_length(memory, length)) < 0)
+        return memfd_error(r);
+    memory->handle_types = handle_types;
+    *ret = TAKE_PTR(memory);
+    return CUDA_SUCCESS;
+}
+
 CUresult
 memory_new(struct device *device, size_t size, CUmemAllocationHandleType handle_types,
            struct memory **ret)
 {
-    RETURN_IF(device_check(device));
-    if (size > device->total)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    /* Counted first and asked afterwards, so that two creators cannot both fit into the same
-     * space. In this process they take turns and are not refused in vain. */
-    LOCKED(&soft->memory_lock);
-    _cleanup_(memory_unrefp) struct memory *memory = memory_alloc(device, false);
-    if (!memory)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    int r = memory_create_counted(memory, size);
-    if (r < 0)
-        return memfd_error(r);
-    if (!device_has_room(device, size))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    memory->handle_types = handle_types;
+    _cleanup_(memory_unrefp) struct memory *memory = NULL;
+    RETURN_IF(memory_new_file(device, NAME_PREFIX, size, handle_types, &memory));
+    RETURN_IF(memory_resize(memory, size));
     *ret = TAKE_PTR(memory);
     return CUDA_SUCCESS;
 }
@@ -269,19 +245,11 @@ CUresult
 memory_new_pool(struct device *device, size_t length, CUmemAllocationHandleType handle_types,
                 struct memory **ret)
 {
-    RETURN_IF(device_check(device));
-    _cleanup_(memory_unrefp) struct memory *memory = memory_alloc(device, false);
-    if (!memory)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    int r = memory_create(memory, POOL_PREFIX, device ? device->uuid_text : POOL_HOST);
-    if (r < 0 || (r = memory_set_length(memory, length)) < 0)
-        return memfd_error(r);
-    memory->handle_types = handle_types;
-    *ret = TAKE_PTR(memory);
-    return CUDA_SUCCESS;
+    return memory_new_file(device, POOL_PREFIX, length, handle_types, ret);
 }
 
-/* Needs memory_lock. */
+/* Counted first and asked afterwards, so that two creators cannot both fit into the same space.
+ * In this process they take turns, by memory_lock, and are not refused in vain. */
 static CUresult
 memory_grow(struct memory *memory, size_t size)
 {
@@ -290,12 +258,12 @@ memory_grow(struct memory *memory, size_t size)
     RETURN_IF(device_check(device));
     if (size > device->total || count_bytes(memory->fd, device, F_WRLCK, before, size) < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!device_has_room(device, size - before)) {
-        count_bytes(memory->fd, device, F_UNLCK, before, size);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
     device->own_bytes += size - before;
-    return CUDA_SUCCESS;
+    if (device_has_room(device, size - before))
+        return CUDA_SUCCESS;
+    count_bytes(memory->fd, device, F_UNLCK, before, size);
+    device->own_bytes -= size - before;
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult
@@ -335,15 +303,21 @@ memfd_owner(int fd, const char *prefix, char *ret_owner)
     return true;
 }
 
+/* A reference on a file of another process, whose name begins with the prefix. */
 static CUresult
-memory_new_imported(struct device *device, int fd, size_t size, struct memory **ret)
+memory_import_file(int fd, const char *prefix, struct memory **ret)
 {
+    char owner[SOFT_UUID_SIZE];
+    if (fd < 0 || !memfd_owner(fd, prefix, owner) || !memfd_is_sealed(fd))
+        return CUDA_ERROR_UNKNOWN;
+    struct device *device = device_find_uuid(owner);
+    RETURN_IF(device_check(device));
     _cleanup_(memory_unrefp) struct memory *memory = memory_alloc(device, true);
     if (!memory)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (memory_dup(memory, fd) < 0)
+    if (memory_open(memory, fd, NULL) < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
-    memory->size = size;
+    memory->host = strcmp(owner, POOL_HOST) == 0;
     *ret = TAKE_PTR(memory);
     return CUDA_SUCCESS;
 }
@@ -351,28 +325,20 @@ memory_new_imported(struct device *device, int fd, size_t size, struct memory **
 CUresult
 memory_import(int fd, struct memory **ret)
 {
-    char uuid[SOFT_UUID_SIZE];
+    _cleanup_(memory_unrefp) struct memory *memory = NULL;
     struct stat st;
-    if (fd < 0 || !memfd_owner(fd, NAME_PREFIX, uuid) || !memfd_is_sealed(fd) ||
-        fstat(fd, &st) < 0 || st.st_size <= 0 || (size_t)st.st_size % SOFT_PAGE_SIZE != 0)
+    RETURN_IF(memory_import_file(fd, NAME_PREFIX, &memory));
+    if (fstat(fd, &st) < 0 || st.st_size <= 0 || (size_t)st.st_size % SOFT_PAGE_SIZE != 0)
         return CUDA_ERROR_UNKNOWN;
-    struct device *device = device_find_uuid(uuid);
-    RETURN_IF(device_check(device));
-    return memory_new_imported(device, fd, (size_t)st.st_size, ret);
+    memory->size = (size_t)st.st_size;
+    *ret = TAKE_PTR(memory);
+    return CUDA_SUCCESS;
 }
 
 CUresult
 memory_import_pool(int fd, struct memory **ret)
 {
-    char owner[SOFT_UUID_SIZE];
-    if (fd < 0 || !memfd_owner(fd, POOL_PREFIX, owner) || !memfd_is_sealed(fd))
-        return CUDA_ERROR_UNKNOWN;
-    bool host = strcmp(owner, POOL_HOST) == 0;
-    struct device *device = host ? NULL : device_find_uuid(owner);
-    RETURN_IF(device_check(device));
-    RETURN_IF(memory_new_imported(device, fd, 0, ret));
-    (*ret)->host = host;
-    return CUDA_SUCCESS;
+    return memory_import_file(fd, POOL_PREFIX, ret);
 }
 
 CUdevice
