@@ -16,12 +16,9 @@
 struct range *
 alloc_range_new(const struct context *context, enum range_kind kind, void *at, size_t size)
 {
-    struct range *range = calloc(1, sizeof(*range));
+    struct range *range = range_new(kind, (uintptr_t)at, size);
     if (!range)
         return NULL;
-    range->kind = kind;
-    range->start = (uintptr_t)at;
-    range->size = size;
     range->context = context->object.handle;
     range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     range->ordinal = context->device->ordinal;

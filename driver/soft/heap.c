@@ -227,7 +227,7 @@ heap_file(struct heap *heap, struct memory **ret)
 static int
 piece_map(struct heap *heap, uintptr_t at)
 {
-    struct range *range = calloc(1, sizeof(*range));
+    struct range *range = range_new(RANGE_PIECE, at, heap->piece);
     int prot = PROT_READ | PROT_WRITE, flags = MAP_SHARED | MAP_FIXED;
     LOCKED(&soft->ranges.lock); /* a fork finds all or nothing of it */
     if (!range || mmap((void *)at, heap->piece, prot, flags, heap->memory->fd,
@@ -235,9 +235,6 @@ piece_map(struct heap *heap, uintptr_t at)
         free(range);
         return -ENOMEM;
     }
-    range->kind = RANGE_PIECE;
-    range->start = at;
-    range->size = heap->piece;
     range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     range->memory = memory_ref(heap->memory);
     range_insert(&soft->ranges.pieces, range);

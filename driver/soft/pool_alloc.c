@@ -21,12 +21,9 @@ pool_kind(const struct pool *pool)
 static struct range *
 allocation_new(struct pool *pool, struct heap_block *block)
 {
-    struct range *range = calloc(1, sizeof(*range));
+    struct range *range = range_new(pool_kind(pool), block->at, block->asked);
     if (!range)
         return NULL;
-    range->kind = pool_kind(pool);
-    range->start = block->at;
-    range->size = block->asked;
     range->ordinal = pool->device ? pool->device->ordinal : CU_DEVICE_INVALID;
     range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     if (range->kind != RANGE_MANAGED || (range->advice = advice_new(block->at, block->size)))

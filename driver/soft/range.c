@@ -55,11 +55,23 @@ range_find_from(struct range_tree *tree, uintptr_t address)
     return RB_NFIND(range_tree, tree, &key);
 }
 
-bool
-range_overlaps(struct range_tree *tree, uintptr_t start, size_t size)
+struct range *
+range_find_in(struct range_tree *tree, uintptr_t start, size_t size)
 {
-    struct range *next = range_find_from(tree, start);
-    return range_find(tree, start) || (next && next->start - start < size);
+    struct range *around = range_find(tree, start), *next = range_find_from(tree, start);
+    return around ? around : next && next->start - start < size ? next : NULL;
+}
+
+struct range *
+range_new(enum range_kind kind, uintptr_t start, size_t size)
+{
+    struct range *range = calloc(1, sizeof(*range));
+    if (range) {
+        range->kind = kind;
+        range->start = start;
+        range->size = size;
+    }
+    return range;
 }
 
 /* Waits for the users of what it ends. */
@@ -67,13 +79,8 @@ static void
 evict_registrations(uintptr_t start, size_t size)
 {
     struct range_tree *usable = &soft->ranges.usable;
-    for (;;) {
-        struct range *old = range_find(usable, start);
-        if (!old)
-            old = range_find_from(usable, start);
-        if (!old || old->kind != RANGE_REGISTERED ||
-            (old->start > start && old->start - start >= size))
-            return;
+    struct range *old;
+    while ((old = range_find_in(usable, start, size)) && old->kind == RANGE_REGISTERED) {
         if (old->n_users > 0)
             pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
         else
@@ -97,38 +104,6 @@ range_remove(struct range_tree *tree, struct range *range)
     memory_unref(range->memory);
     advice_free(range->advice);
     free(range);
-}
-
-/* The row's first range, whether idle or not. */
-static struct range *
-row_find(enum range_kind kind, uintptr_t start, size_t size, bool *ret_idle)
-{
-    struct range *first = range_find(&soft->ranges.usable, start);
-    struct range *at = first;
-    bool idle = true;
-    if (size == 0 || !first || first->start != start)
-        return NULL;
-    while (at && at->kind == kind && at->start == start && at->size <= size) {
-        idle = idle && at->n_users == 0;
-        start += at->size;
-        size -= at->size;
-        if (size == 0) {
-            *ret_idle = idle;
-            return first;
-        }
-        at = RB_NEXT(range_tree, &soft->ranges.usable, at);
-    }
-    return NULL;
-}
-
-struct range *
-range_find_row(enum range_kind kind, uintptr_t start, size_t size)
-{
-    struct range *first;
-    bool idle;
-    while ((first = row_find(kind, start, size, &idle)) && !idle)
-        pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
-    return first;
 }
 
 /* Whether the pages are mapped. Those of a registration are the program's, which may unmap them
@@ -165,9 +140,9 @@ static bool
 is_nobodys(uintptr_t start, size_t size)
 {
     struct range_map *map = &soft->ranges;
-    return !range_overlaps(&map->usable, start, size) &&
-           !range_overlaps(&map->reservations, start, size) &&
-           !range_overlaps(&map->pieces, start, size);
+    return !range_find_in(&map->usable, start, size) &&
+           !range_find_in(&map->reservations, start, size) &&
+           !range_find_in(&map->pieces, start, size);
 }
 
 /* Needs the lock. */

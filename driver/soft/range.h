@@ -90,17 +90,17 @@ struct range_map {
     uint64_t last_id;
 };
 
+/* For range_insert(); NULL: no memory for it. */
+struct range *range_new(enum range_kind kind, uintptr_t start, size_t size);
 /* These need the map's lock. */
 struct range *range_find(struct range_tree *tree, uintptr_t address);
 /* The first range that starts at the address or above. */
 struct range *range_find_from(struct range_tree *tree, uintptr_t address);
-bool range_overlaps(struct range_tree *tree, uintptr_t start, size_t size);
+/* The first range that has any of [start, start + size). */
+struct range *range_find_in(struct range_tree *tree, uintptr_t start, size_t size);
 /* Ends registrations that lie where the range is: the program has unmapped their pages, or there
  * would be no room for others. */
 void range_insert(struct range_tree *tree, struct range *range);
-/* The first of the ranges that together are exactly [start, start + size), all idle; NULL when
- * there is no such row of whole ranges. Waits for their users. */
-struct range *range_find_row(enum range_kind kind, uintptr_t start, size_t size);
 /* Takes the range out of its tree and frees it. Its pages are the caller's business. */
 void range_remove(struct range_tree *tree, struct range *range);
 

@@ -42,15 +42,12 @@ pages_check(uintptr_t start, size_t size, bool write)
 static CUresult
 check_free(uintptr_t start, size_t size)
 {
-    struct range_tree *usable = &soft->ranges.usable;
-    struct range *range = range_find(usable, start);
-    if (!range && range_overlaps(usable, start, size))
-        range = range_find_from(usable, start);
+    struct range *range = range_find_in(&soft->ranges.usable, start, size);
     if (range)
         return range->kind == RANGE_REGISTERED ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
                                                : CUDA_ERROR_INVALID_VALUE;
-    return range_overlaps(&soft->ranges.reservations, start, size) ? CUDA_ERROR_INVALID_VALUE
-                                                                   : CUDA_SUCCESS;
+    return range_find_in(&soft->ranges.reservations, start, size) ? CUDA_ERROR_INVALID_VALUE
+                                                                  : CUDA_SUCCESS;
 }
 
 static CUresult

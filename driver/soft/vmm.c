@@ -211,19 +211,15 @@ soft_cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CU
         return CUDA_ERROR_INVALID_VALUE;
     if (alignment < SOFT_GRANULARITY)
         alignment = SOFT_GRANULARITY;
-    struct range *range = calloc(1, sizeof(*range));
-    if (!range)
-        return CUDA_ERROR_OUT_OF_MEMORY;
     void *at = hint && hint % alignment == 0 ? reserve_at((uintptr_t)hint, size) : NULL;
     if (!at)
         at = range_reserve(size, alignment);
-    if (!at) {
-        free(range);
+    struct range *range = at ? range_new(RANGE_RESERVATION, (uintptr_t)at, size) : NULL;
+    if (!range) {
+        if (at)
+            munmap(at, size);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    range->kind = RANGE_RESERVATION;
-    range->start = (uintptr_t)at;
-    range->size = size;
     LOCKED(&soft->ranges.lock);
     range_insert(&soft->ranges.reservations, range);
     *address = (uintptr_t)at;
@@ -236,7 +232,7 @@ soft_cuMemAddressFree(CUdeviceptr address, size_t size)
     LOCKED(&soft->ranges.lock);
     struct range *range = range_find(&soft->ranges.reservations, (uintptr_t)address);
     if (!range || range->start != address || range->size != size ||
-        range_overlaps(&soft->ranges.usable, range->start, size))
+        range_find_in(&soft->ranges.usable, range->start, size))
         return CUDA_ERROR_INVALID_VALUE;
     munmap((void *)range->start, size);
     range_remove(&soft->ranges.reservations, range);
@@ -249,7 +245,7 @@ range_is_reserved(uintptr_t start, size_t size)
 {
     struct range *around = range_find(&soft->ranges.reservations, start);
     return around && around->size - (start - around->start) >= size &&
-           !range_overlaps(&soft->ranges.usable, start, size);
+           !range_find_in(&soft->ranges.usable, start, size);
 }
 
 CUresult
@@ -257,8 +253,8 @@ soft_cuMemMap(CUdeviceptr address, size_t size, size_t offset,
               CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
     _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
-    _cleanup_free_ struct range *range = calloc(1, sizeof(*range));
     void *at = (void *)(uintptr_t)address;
+    _cleanup_free_ struct range *range = range_new(RANGE_MAPPING, (uintptr_t)at, size);
     if (!memory || flags != 0 || size == 0 || address % SOFT_GRANULARITY != 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (offset != 0 || size != memory->size)
@@ -271,35 +267,31 @@ soft_cuMemMap(CUdeviceptr address, size_t size, size_t offset,
         return CUDA_ERROR_INVALID_VALUE;
     if (mmap(at, size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, 0) == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    range->kind = RANGE_MAPPING;
-    range->start = (uintptr_t)address;
-    range->size = size;
     range->ordinal = memory_ordinal(memory);
     range->memory = TAKE_PTR(memory);
     range_insert(&soft->ranges.usable, TAKE_PTR(range));
     return CUDA_SUCCESS;
 }
 
-/* Whether [start, end) cuts no mapping in two, with their users gone. */
+/* Whether [start, end) cuts no mapping in two, with their users gone, and has no gap between them
+ * where none may be. */
 static bool
-range_is_whole(uintptr_t start, uintptr_t end)
+range_is_whole(uintptr_t start, uintptr_t end, bool gaps)
 {
-    struct range *range = range_find(&soft->ranges.usable, start);
-    if (range && range->start != start)
-        return false;
-    range = range_find_from(&soft->ranges.usable, start);
-    while (range && range->start < end) {
-        if (range->start + range->size > end)
+    struct range_tree *usable = &soft->ranges.usable;
+    uintptr_t at = start;
+    struct range *range;
+    while (at < end && (range = range_find_in(usable, at, end - at))) {
+        if (range->kind != RANGE_MAPPING || range->start < at || (range->start > at && !gaps) ||
+            range->start + range->size > end)
             return false;
-        if (range->n_users == 0) {
-            range = range_find_from(&soft->ranges.usable, range->start + 1);
-            continue;
+        if (range->n_users > 0) { /* all may have changed meanwhile */
+            pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
+            return range_is_whole(start, end, gaps);
         }
-        /* All may have changed meanwhile. */
-        pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
-        return range_is_whole(start, end);
+        at = range->start + range->size;
     }
-    return true;
+    return gaps || at == end;
 }
 
 /* Whole mappings only, but reserved addresses between them do not matter, as on hardware. */
@@ -310,7 +302,7 @@ soft_cuMemUnmap(CUdeviceptr address, size_t size)
     uintptr_t at = (uintptr_t)address, end;
     struct range *around = range_find(&soft->ranges.reservations, at), *range;
     if (size == 0 || __builtin_add_overflow(at, size, &end) || !around ||
-        end > around->start + around->size || !range_is_whole(at, end))
+        end > around->start + around->size || !range_is_whole(at, end, true))
         return CUDA_ERROR_INVALID_VALUE;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     if (mmap((void *)at, size, PROT_NONE, flags, -1, 0) == MAP_FAILED)
@@ -366,13 +358,13 @@ range_set_access(struct range *range, const CUmemAccessDesc *desc, size_t count)
 CUresult
 soft_cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count)
 {
+    uintptr_t at = (uintptr_t)address, end;
     if (!desc || count == 0)
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++)
         RETURN_IF(check_access(&desc[i]));
     LOCKED(&soft->ranges.lock);
-    uintptr_t at = (uintptr_t)address, end = at + size;
-    if (!range_find_row(RANGE_MAPPING, at, size))
+    if (size == 0 || __builtin_add_overflow(at, size, &end) || !range_is_whole(at, end, false))
         return CUDA_ERROR_INVALID_VALUE;
     while (at < end) {
         struct range *range = range_find(&soft->ranges.usable, at);
