@@ -112,12 +112,7 @@ context_current_is_dead(void)
 struct context *
 context_get(CUcontext handle)
 {
-    struct context *top = thread_top();
-    if (handle) {
-        struct object *object = object_get((uintptr_t)handle, OBJECT_CONTEXT);
-        return object ? container_of(object, struct context, object) : NULL;
-    }
-    return context_ref(top);
+    return handle ? context_by_handle((uintptr_t)handle) : context_ref(thread_top());
 }
 
 int
@@ -182,9 +177,7 @@ context_empty(struct context *context)
     context_synchronize(context);
     for (struct stream *stream; (stream = first_open_stream(context)); stream_unref(stream)) {
         stream_close(stream);
-        struct object *ended = object_take(stream->object.handle, OBJECT_STREAM);
-        if (ended)
-            object_unref(ended);
+        stream_unref(stream_end_handle(stream->object.handle));
     }
     pthread_mutex_lock(&context->order);
     struct stream *legacy = context->legacy, *recorder = context->recorder;
@@ -299,7 +292,7 @@ soft_cuCtxCreate_v2(CUcontext *ret, unsigned int flags, CUdevice ordinal)
     CUcontext handle = context_handle(context);
     CUresult result = thread_push(context);
     if (result != CUDA_SUCCESS)
-        object_unref(object_take((uintptr_t)handle, OBJECT_CONTEXT));
+        context_unref(context_end_handle((uintptr_t)handle));
     else
         *ret = handle;
     return result;
@@ -323,13 +316,12 @@ soft_cuCtxDestroy_v2(CUcontext handle)
         return CUDA_ERROR_INVALID_VALUE;
     if (!context || context->primary)
         return CUDA_ERROR_INVALID_CONTEXT;
-    struct object *ended = object_take((uintptr_t)handle, OBJECT_CONTEXT);
+    _cleanup_(context_unrefp) struct context *ended = context_end_handle((uintptr_t)handle);
     if (!ended)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (thread_top() == context)
         soft_cuCtxPopCurrent_v2(NULL);
     context_empty(context);
-    object_unref(ended);
     return CUDA_SUCCESS;
 }
 

@@ -39,7 +39,7 @@ struct context {
     struct stream *recorder;       /* the same; of cuCtxRecordEvent(); under order */
 };
 
-OBJECT_REFS(context)
+OBJECT_REFS(context, OBJECT_CONTEXT)
 
 struct thread {
     struct context **stack; /* each with a reference */

@@ -72,10 +72,9 @@ event_check(const struct event *event)
 CUresult
 event_get(CUevent handle, struct event **ret)
 {
-    struct object *object = object_get((uintptr_t)handle, OBJECT_EVENT);
-    if (!object)
+    _cleanup_(event_unrefp) struct event *event = event_by_handle((uintptr_t)handle);
+    if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
-    _cleanup_(event_unrefp) struct event *event = container_of(object, struct event, object);
     RETURN_IF(event_check(event));
     *ret = TAKE_PTR(event);
     return CUDA_SUCCESS;
@@ -225,10 +224,9 @@ soft_cuEventCreate(CUevent *ret, unsigned int flags)
 CUresult
 soft_cuEventDestroy_v2(CUevent handle)
 {
-    struct object *object = object_take((uintptr_t)handle, OBJECT_EVENT);
-    if (!object)
+    _cleanup_(event_unrefp) struct event *event = event_end_handle((uintptr_t)handle);
+    if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
-    _cleanup_(event_unrefp) struct event *event = container_of(object, struct event, object);
     return event_check(event);
 }
 

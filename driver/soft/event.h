@@ -31,7 +31,7 @@ struct event {
     unsigned int flags;
 };
 
-OBJECT_REFS(event)
+OBJECT_REFS(event, OBJECT_EVENT)
 
 /* Of the current context. The caller has the first reference. */
 void event_init(struct event *event, const struct event_kind *kind, struct context *context,

@@ -37,7 +37,7 @@ struct memory {
     unsigned int n_handles; /* cuMemRelease calls that are owed; under soft->memory_lock */
 };
 
-OBJECT_REFS(memory)
+OBJECT_REFS(memory, OBJECT_MEMORY)
 
 /* size is a multiple of the page size. OUT_OF_MEMORY when the device has no room for it. */
 CUresult memory_new(struct device *device, size_t size, CUmemAllocationHandleType handle_types,

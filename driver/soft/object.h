@@ -49,10 +49,16 @@ void object_init(struct object *object, enum object_kind kind, void (*free)(stru
 void object_ref(struct object *object);
 void object_unref(struct object *object);
 
+/* A new reference, or NULL for a handle that is unknown or of another kind. */
+struct object *object_get(uint64_t handle, enum object_kind kind);
+/* Ends the handle and passes on the table's reference, or NULL. */
+struct object *object_take(uint64_t handle, enum object_kind kind);
+
 /* TYPE_ref() takes a reference and returns what it was given, TYPE_unref() lets go of one and
- * returns NULL; both take NULL. TYPE_unrefp() is for _cleanup_(). For a type whose first member is
- * its struct object. */
-#define OBJECT_REFS(type)                                                \
+ * returns NULL; both take NULL. TYPE_unrefp() is for _cleanup_(). TYPE_by_handle() is
+ * object_get(), TYPE_end_handle() object_take(). For a type whose first member is its struct
+ * object. */
+#define OBJECT_REFS(type, kind)                                          \
     UNUSED static inline struct type *type##_ref(struct type *counted)   \
     {                                                                    \
         if (counted)                                                     \
@@ -64,6 +70,16 @@ void object_unref(struct object *object);
         if (counted)                                                     \
             object_unref(&counted->object);                              \
         return NULL;                                                     \
+    }                                                                    \
+    UNUSED static inline struct type *type##_by_handle(uint64_t handle)  \
+    {                                                                    \
+        void *found = object_get(handle, kind);                          \
+        return found;                                                    \
+    }                                                                    \
+    UNUSED static inline struct type *type##_end_handle(uint64_t handle) \
+    {                                                                    \
+        void *ended = object_take(handle, kind);                         \
+        return ended;                                                    \
     }                                                                    \
     DEFINE_CLEANUP(struct type *, type##_unref)
 
@@ -78,10 +94,6 @@ int object_publish(struct object *object);
 /* The same for an object that nobody else has: the handle is written to *ret_handle, a CUevent or
  * another of CUDA's, and the caller's reference ends, also when it fails. OUT_OF_MEMORY. */
 CUresult object_hand_out(struct object *object, void *ret_handle);
-/* A new reference, or NULL for a handle that is unknown or of another kind. */
-struct object *object_get(uint64_t handle, enum object_kind kind);
-/* Ends the handle and passes on the table's reference, or NULL. */
-struct object *object_take(uint64_t handle, enum object_kind kind);
 
 /* A new reference on the first object of the kind in slot *index or later, and *index moves on;
  * NULL when there is none. */

@@ -69,11 +69,8 @@ pool_new(const CUmemPoolProps *props, struct device *device, struct pool **ret)
 CUresult
 pool_get(CUmemoryPool handle, struct pool **ret)
 {
-    struct object *object = object_get((uintptr_t)handle, OBJECT_POOL);
-    if (!object)
-        return CUDA_ERROR_INVALID_VALUE;
-    *ret = container_of(object, struct pool, object);
-    return CUDA_SUCCESS;
+    *ret = pool_by_handle((uintptr_t)handle);
+    return *ret ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 void
@@ -194,7 +191,7 @@ soft_cuMemPoolDestroy(CUmemoryPool handle)
 {
     HOLD(pool, pool, handle);
     RETURN_IF(pool_end(pool));
-    object_unref(object_take((uintptr_t)handle, OBJECT_POOL));
+    pool_unref(pool_end_handle((uintptr_t)handle));
     return CUDA_SUCCESS;
 }
 

@@ -31,7 +31,7 @@ struct pool {
     struct heap heap;
 };
 
-OBJECT_REFS(pool)
+OBJECT_REFS(pool, OBJECT_POOL)
 
 /* A new reference; INVALID_VALUE for no handle of a pool. */
 CUresult pool_get(CUmemoryPool handle, struct pool **ret);

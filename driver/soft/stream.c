@@ -371,11 +371,9 @@ stream_get(CUstream handle, struct stream **ret)
         handle = CU_STREAM_PER_THREAD;
     if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
         return default_get(handle, ret);
-    struct object *object = object_get((uintptr_t)handle, OBJECT_STREAM);
-    if (!object)
+    _cleanup_(stream_unrefp) struct stream *stream = stream_by_handle((uintptr_t)handle);
+    if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
-    _cleanup_(stream_unrefp) struct stream *stream =
-        container_of(object, struct stream, object);
     RETURN_IF(context_check(stream->context));
     *ret = TAKE_PTR(stream);
     return CUDA_SUCCESS;
@@ -428,11 +426,9 @@ soft_cuStreamCreate(CUstream *ret, unsigned int flags)
 CUresult
 soft_cuStreamDestroy_v2(CUstream handle)
 {
-    struct object *object = object_take((uintptr_t)handle, OBJECT_STREAM);
-    if (!object)
+    _cleanup_(stream_unrefp) struct stream *stream = stream_end_handle((uintptr_t)handle);
+    if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
-    _cleanup_(stream_unrefp) struct stream *stream =
-        container_of(object, struct stream, object);
     stream_close(stream);
     return (CUresult)stream->context->device->fault;
 }

@@ -77,7 +77,7 @@ struct stream {
     unsigned int n_learned;
 };
 
-OBJECT_REFS(stream)
+OBJECT_REFS(stream, OBJECT_STREAM)
 
 static inline bool
 stream_is_blocking(const struct stream *stream)

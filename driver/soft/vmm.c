@@ -5,13 +5,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
-static struct memory *
-memory_get(CUmemGenericAllocationHandle handle)
-{
-    struct object *object = object_get(handle, OBJECT_MEMORY);
-    return object ? container_of(object, struct memory, object) : NULL;
-}
-
 /* Passes a new allocation to the caller: its only reference is the handle's. */
 static CUresult
 memory_hand_out(struct memory *memory, CUmemGenericAllocationHandle *ret)
@@ -74,18 +67,17 @@ soft_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 CUresult
 soft_cuMemRelease(CUmemGenericAllocationHandle handle)
 {
-    struct object *ended = NULL;
+    struct memory *ended = NULL;
     {
         LOCKED(&soft->memory_lock);
-        _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
+        _cleanup_(memory_unrefp) struct memory *memory = memory_by_handle(handle);
         if (!memory)
             return CUDA_ERROR_INVALID_VALUE;
         if (--memory->n_handles == 0)
-            ended = object_take(handle, OBJECT_MEMORY);
+            ended = memory_end_handle(handle);
     }
 
-    if (ended)
-        object_unref(ended);
+    memory_unref(ended);
     return CUDA_SUCCESS;
 }
 
@@ -93,7 +85,7 @@ CUresult
 soft_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
                                             CUmemGenericAllocationHandle handle)
 {
-    _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
+    _cleanup_(memory_unrefp) struct memory *memory = memory_by_handle(handle);
     if (!prop || !memory)
         return CUDA_ERROR_INVALID_VALUE;
     *prop = (CUmemAllocationProp){
@@ -108,7 +100,7 @@ CUresult
 soft_cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                   CUmemAllocationHandleType type, unsigned long long flags)
 {
-    _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
+    _cleanup_(memory_unrefp) struct memory *memory = memory_by_handle(handle);
     if (!shareable || flags != 0 || !memory)
         return CUDA_ERROR_INVALID_VALUE;
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !(memory->handle_types & type))
@@ -252,7 +244,7 @@ CUresult
 soft_cuMemMap(CUdeviceptr address, size_t size, size_t offset,
               CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
-    _cleanup_(memory_unrefp) struct memory *memory = memory_get(handle);
+    _cleanup_(memory_unrefp) struct memory *memory = memory_by_handle(handle);
     void *at = (void *)(uintptr_t)address;
     _cleanup_free_ struct range *range = range_new(RANGE_MAPPING, (uintptr_t)at, size);
     if (!memory || flags != 0 || size == 0 || address % SOFT_GRANULARITY != 0)
