@@ -9,7 +9,8 @@
 #define ALL_HANDLE_TYPES \
     ((unsigned int)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC)
 
-void
+/* Needs the lock of all pools. */
+static void
 pool_discard(struct pool *pool)
 {
     LIST_REMOVE(pool, link);
@@ -48,22 +49,31 @@ is_managed(const struct pool *pool)
     return pool->type == CU_MEM_ALLOCATION_TYPE_MANAGED;
 }
 
-/* Managed memory is the host's, by whole pages. */
-static CUresult
-pool_new(const CUmemPoolProps *props, struct device *device, struct pool **ret)
+CUresult
+pool_start(struct pool *pool, CUresult result)
 {
-    LOCKED(&soft->pools.lock);
-    struct pool *pool = pool_alloc(&props->location, props->allocType, device);
-    if (!pool)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = heap_init(&pool->heap, is_managed(pool) ? NULL : device,
-                                is_managed(pool) ? SOFT_PAGE_SIZE : HEAP_UNIT,
-                                props->handleTypes, props->maxSize);
+    if (result == CUDA_SUCCESS && object_publish(&pool->object) < 0)
+        result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS)
-        *ret = pool;
+        pool_unref(pool); /* the handle's reference stays */
     else
         pool_discard(pool);
     return result;
+}
+
+/* Managed memory is the host's, by whole pages. Needs the lock of all pools; the handle keeps the
+ * new one. */
+static CUresult
+pool_new(const CUmemPoolProps *props, struct device *device, struct pool **ret)
+{
+    struct pool *pool = pool_alloc(&props->location, props->allocType, device);
+    if (!pool)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    RETURN_IF(pool_start(pool, heap_init(&pool->heap, is_managed(pool) ? NULL : device,
+                                         is_managed(pool) ? SOFT_PAGE_SIZE : HEAP_UNIT,
+                                         props->handleTypes, props->maxSize)));
+    *ret = pool;
+    return CUDA_SUCCESS;
 }
 
 CUresult
@@ -163,13 +173,15 @@ CUresult
 soft_cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props)
 {
     struct device *device;
+    struct pool *pool;
     if (!handle || !props)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(check_props(props, &device));
     RETURN_IF(device_check(device));
-    struct pool *pool;
+    LOCKED(&soft->pools.lock);
     RETURN_IF(pool_new(props, device, &pool));
-    return object_hand_out(&pool->object, handle);
+    *handle = pool_handle(pool);
+    return CUDA_SUCCESS;
 }
 
 /* From here on it is not found any more; it has its handle, which the one caller that succeeds is
@@ -211,44 +223,24 @@ marked_find(const CUmemLocation *location, CUmemAllocationType type, bool curren
     return NULL;
 }
 
-/* A reference on a pool that there is; NULL for none. */
-static struct pool *
-pool_find(const CUmemLocation *location, CUmemAllocationType type, bool current)
-{
-    LOCKED(&soft->pools.lock);
-    struct pool *pool = marked_find(location, type, current);
-    if (!pool)
-        pool = marked_find(location, type, false);
-    return pool_ref(pool);
-}
-
-/* Makes a default pool; another thread may do so at the same time, and the first one stays. */
-static CUresult
-standard_make(const CUmemLocation *location, CUmemAllocationType type, struct device *device)
-{
-    CUmemPoolProps props = {.allocType = type, .location = *location};
-    _cleanup_(pool_unrefp) struct pool *pool = NULL;
-    RETURN_IF(pool_new(&props, device, &pool));
-    LOCKED(&soft->pools.lock);
-    if (marked_find(location, type, false))
-        return CUDA_SUCCESS;
-    if (object_publish(&pool->object) < 0)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    pool->standard = true;
-    return CUDA_SUCCESS;
-}
-
+/* A reference on the current pool, or the default one, which is made when first asked for. */
 static CUresult
 location_pool(const CUmemLocation *location, CUmemAllocationType type, bool current,
               struct pool **ret)
 {
+    CUmemPoolProps props = {.allocType = type, .location = *location};
     struct device *device;
     RETURN_IF(check_type(type));
     RETURN_IF(location_device(location, type, CUDA_ERROR_INVALID_DEVICE, &device));
-    if (!(*ret = pool_find(location, type, current))) {
-        RETURN_IF(standard_make(location, type, device));
-        *ret = pool_find(location, type, current);
+    LOCKED(&soft->pools.lock);
+    struct pool *pool = marked_find(location, type, current);
+    if (!pool && current)
+        pool = marked_find(location, type, false);
+    if (!pool) {
+        RETURN_IF(pool_new(&props, device, &pool));
+        pool->standard = true;
     }
+    *ret = pool_ref(pool);
     return CUDA_SUCCESS;
 }
 
@@ -267,7 +259,7 @@ location_handle(CUmemoryPool *handle, const CUmemLocation *location, CUmemAlloca
     if (!handle || !location)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(location_pool(location, type, current, &pool));
-    *handle = (CUmemoryPool)(uintptr_t)pool->object.handle;
+    *handle = pool_handle(pool);
     return CUDA_SUCCESS;
 }
 

@@ -35,12 +35,18 @@ OBJECT_REFS(pool, OBJECT_POOL)
 
 /* A new reference; INVALID_VALUE for no handle of a pool. */
 CUresult pool_get(CUmemoryPool handle, struct pool **ret);
-/* For who initialises the heap itself. Needs the lock of all pools; the caller has the first
- * reference. NULL: no memory. */
+
+static inline CUmemoryPool
+pool_handle(const struct pool *pool)
+{
+    return (CUmemoryPool)(uintptr_t)pool->object.handle;
+}
+
+/* For who initialises the heap, and tells pool_start() what came of it: the pool has a handle
+ * then, or there is none any more. Both need the lock of all pools. NULL: no memory. */
 struct pool *pool_alloc(const CUmemLocation *location, CUmemAllocationType type,
                         struct device *device);
-/* Ends one that nobody has heard of. Needs the lock of all pools. */
-void pool_discard(struct pool *pool);
+CUresult pool_start(struct pool *pool, CUresult result);
 /* The current pool of a device, made if need be; a new reference. */
 CUresult pool_of_device(struct device *device, struct pool **ret);
 

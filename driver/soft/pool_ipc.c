@@ -62,7 +62,7 @@ imported_find(int fd)
     struct pool *pool;
     LIST_FOREACH(pool, &soft->pools.all, link) {
         if (pool->imported && !pool->ended && is_same_file(pool->heap.memory->fd, fd))
-            return (CUmemoryPool)(uintptr_t)pool->object.handle;
+            return pool_handle(pool);
     }
     return NULL;
 }
@@ -80,14 +80,8 @@ imported_new(struct memory *memory, CUmemoryPool *ret)
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     pool->imported = true;
-    CUresult result = heap_init_imported(&pool->heap, memory);
-    int r = result == CUDA_SUCCESS ? object_publish(&pool->object) : -ENOMEM;
-    if (r < 0) {
-        pool_discard(pool);
-        return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;
-    }
-    *ret = (CUmemoryPool)(uintptr_t)pool->object.handle;
-    pool_unref(pool); /* the handle's reference stays */
+    RETURN_IF(pool_start(pool, heap_init_imported(&pool->heap, memory)));
+    *ret = pool_handle(pool);
     return CUDA_SUCCESS;
 }
 
