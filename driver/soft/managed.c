@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 #include <sys/mman.h>
-#include <sys/queue.h>
 #include <unistd.h>
 
 #include "alloc.h"
@@ -15,65 +14,52 @@
 #define NOWHERE       ((CUmemLocation){CU_MEM_LOCATION_TYPE_INVALID, CU_DEVICE_INVALID})
 #define HOST_LOCATION ((CUmemLocation){CU_MEM_LOCATION_TYPE_HOST, CU_DEVICE_CPU})
 
-/* Neighbouring pages about which the same was said. */
-struct stretch {
-    STAILQ_ENTRY(stretch) link;
+/* What was said about neighbouring pages. An allocation has a list of it, in order and without
+ * gaps, whose first never changes. Under the map's lock. */
+struct advice {
+    struct advice *next;
     uintptr_t start, end;
     bool read_mostly;
     CUmemLocation preferred, prefetched;
     uint32_t accessed_by; /* bit n: device n; HOST_BIT */
 };
 
-/* The stretches of an allocation, in order and without gaps. Under the map's lock. */
-struct advice {
-    STAILQ_HEAD(, stretch) stretches;
-};
-
 void
 advice_free(struct advice *advice)
 {
-    struct stretch *stretch;
-    while (advice && (stretch = STAILQ_FIRST(&advice->stretches))) {
-        STAILQ_REMOVE_HEAD(&advice->stretches, link);
-        free(stretch);
+    while (advice) {
+        struct advice *next = advice->next;
+        free(advice);
+        advice = next;
     }
-    free(advice);
 }
 
 struct advice *
 advice_new(uintptr_t start, size_t size)
 {
-    struct advice *advice = calloc(1, sizeof(*advice));
-    struct stretch *all = calloc(1, sizeof(*all));
-    if (!advice || !all) {
-        free(advice);
-        free(all);
-        return NULL;
-    }
-    *all = (struct stretch){.start = start,
-                            .end = start + size,
-                            .preferred = NOWHERE,
-                            .prefetched = NOWHERE};
-    STAILQ_INIT(&advice->stretches);
-    STAILQ_INSERT_HEAD(&advice->stretches, all, link);
+    struct advice *advice = malloc(sizeof(*advice));
+    if (advice)
+        *advice = (struct advice){.start = start,
+                                  .end = start + size,
+                                  .preferred = NOWHERE,
+                                  .prefetched = NOWHERE};
     return advice;
 }
 
-/* Makes a stretch begin at the address, which is inside the allocation. */
+/* Cuts what was said in two at the address, which is inside the allocation. */
 static int
 advice_split(struct advice *advice, uintptr_t at)
 {
-    struct stretch *stretch = STAILQ_FIRST(&advice->stretches);
-    while (stretch && stretch->end <= at)
-        stretch = STAILQ_NEXT(stretch, link);
-    if (!stretch || stretch->start >= at) /* none: the allocation's end */
+    while (advice && advice->end <= at)
+        advice = advice->next;
+    if (!advice || advice->start >= at) /* none: the allocation's end */
         return 0;
-    struct stretch *rest = malloc(sizeof(*rest));
+    struct advice *rest = malloc(sizeof(*rest));
     if (!rest)
         return -ENOMEM;
-    *rest = *stretch;
-    stretch->end = rest->start = at;
-    STAILQ_INSERT_AFTER(&advice->stretches, stretch, rest, link);
+    *rest = *advice;
+    advice->end = rest->start = at;
+    advice->next = rest;
     return 0;
 }
 
@@ -96,17 +82,17 @@ pages_find(CUdeviceptr address, size_t size, struct pages *ret)
     return CUDA_SUCCESS;
 }
 
-/* The stretch behind another one (NULL: the first) that lies in the pages. */
-static struct stretch *
-pages_next(const struct pages *pages, struct stretch *stretch)
+/* The first that was said about any of the pages, or the next behind another one. */
+static struct advice *
+pages_next(const struct pages *pages, struct advice *advice)
 {
-    stretch = stretch ? STAILQ_NEXT(stretch, link) : STAILQ_FIRST(&pages->advice->stretches);
-    while (stretch && stretch->end <= pages->start)
-        stretch = STAILQ_NEXT(stretch, link);
-    return stretch && stretch->start < pages->end ? stretch : NULL;
+    advice = advice ? advice->next : pages->advice;
+    while (advice && advice->end <= pages->start)
+        advice = advice->next;
+    return advice && advice->start < pages->end ? advice : NULL;
 }
 
-/* Makes the pages consist of whole stretches. */
+/* From now on nothing is said about these pages and others together. */
 static CUresult
 pages_cut_out(const struct pages *pages)
 {
@@ -183,17 +169,17 @@ soft_cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags)
 }
 
 static void
-stretch_advise(struct stretch *stretch, CUmem_advise advice, const CUmemLocation *location)
+advice_set(struct advice *advice, CUmem_advise what, const CUmemLocation *location)
 {
     uint32_t bit = location->type == CU_MEM_LOCATION_TYPE_DEVICE ? UINT32_C(1) << location->id
                                                                  : HOST_BIT;
-    switch (advice) {
-    case CU_MEM_ADVISE_SET_READ_MOSTLY: stretch->read_mostly = true; break;
-    case CU_MEM_ADVISE_UNSET_READ_MOSTLY: stretch->read_mostly = false; break;
-    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION: stretch->preferred = *location; break;
-    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: stretch->preferred = NOWHERE; break;
-    case CU_MEM_ADVISE_SET_ACCESSED_BY: stretch->accessed_by |= bit; break;
-    case CU_MEM_ADVISE_UNSET_ACCESSED_BY: stretch->accessed_by &= ~bit; break;
+    switch (what) {
+    case CU_MEM_ADVISE_SET_READ_MOSTLY: advice->read_mostly = true; break;
+    case CU_MEM_ADVISE_UNSET_READ_MOSTLY: advice->read_mostly = false; break;
+    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION: advice->preferred = *location; break;
+    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: advice->preferred = NOWHERE; break;
+    case CU_MEM_ADVISE_SET_ACCESSED_BY: advice->accessed_by |= bit; break;
+    case CU_MEM_ADVISE_UNSET_ACCESSED_BY: advice->accessed_by &= ~bit; break;
     }
 }
 
@@ -228,8 +214,8 @@ soft_cuMemAdvise_v2(CUdeviceptr address, size_t size, CUmem_advise advice,
     LOCKED(&soft->ranges.lock);
     RETURN_IF(pages_find(address, size, &pages));
     RETURN_IF(pages_cut_out(&pages));
-    for (struct stretch *at = NULL; (at = pages_next(&pages, at));)
-        stretch_advise(at, advice, &where);
+    for (struct advice *at = NULL; (at = pages_next(&pages, at));)
+        advice_set(at, advice, &where);
     return CUDA_SUCCESS;
 }
 
@@ -247,7 +233,7 @@ note_prefetch(CUdeviceptr address, size_t size, const CUmemLocation *location)
     LOCKED(&soft->ranges.lock);
     RETURN_IF(pages_find(address, size, &pages));
     RETURN_IF(pages_cut_out(&pages));
-    for (struct stretch *at = NULL; (at = pages_next(&pages, at));)
+    for (struct advice *at = NULL; (at = pages_next(&pages, at));)
         at->prefetched = *location;
     return CUDA_SUCCESS;
 }
@@ -274,13 +260,7 @@ soft_cuMemPrefetchAsync(CUdeviceptr address, size_t size, CUdevice device, CUstr
 
 /* Attributes of pages. */
 
-/* What all pages have in common. */
-struct common {
-    bool read_mostly;
-    CUmemLocation preferred, prefetched; /* NOWHERE where they differ */
-    uint32_t accessed_by;
-};
-
+/* NOWHERE where they differ. */
 static void
 location_narrow(CUmemLocation *common, const CUmemLocation *other)
 {
@@ -288,13 +268,12 @@ location_narrow(CUmemLocation *common, const CUmemLocation *other)
         *common = NOWHERE;
 }
 
-static struct common
+/* What was said about all of the pages. */
+static struct advice
 pages_common(const struct pages *pages)
 {
-    const struct stretch *first = pages_next(pages, NULL);
-    struct common common = {first->read_mostly, first->preferred, first->prefetched,
-                            first->accessed_by};
-    for (struct stretch *at = NULL; (at = pages_next(pages, at));) {
+    struct advice common = *pages_next(pages, NULL);
+    for (struct advice *at = NULL; (at = pages_next(pages, at));) {
         common.read_mostly &= at->read_mostly;
         common.accessed_by &= at->accessed_by;
         location_narrow(&common.preferred, &at->preferred);
@@ -329,7 +308,7 @@ check_attribute(const void *data, size_t size, CUmem_range_attribute attribute)
 
 static void
 store_attribute(int *data, size_t size, CUmem_range_attribute attribute,
-                const struct common *common)
+                const struct advice *common)
 {
     switch (attribute) {
     case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY: *data = common->read_mostly; break;
@@ -362,7 +341,7 @@ soft_cuMemRangeGetAttribute(void *data, size_t data_size, CUmem_range_attribute 
     RETURN_IF(check_attribute(data, data_size, attribute));
     LOCKED(&soft->ranges.lock);
     RETURN_IF(pages_find(address, size, &pages));
-    struct common common = pages_common(&pages);
+    struct advice common = pages_common(&pages);
     store_attribute(data, data_size, attribute, &common);
     return CUDA_SUCCESS;
 }
