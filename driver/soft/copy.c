@@ -15,6 +15,7 @@ struct side {
     uintptr_t at;
     size_t pitch;
     bool pageable; /* not looked up again */
+    size_t extent; /* the bytes from the first to the last that the rectangle touches */
 };
 
 struct copy_op {
@@ -25,42 +26,24 @@ struct copy_op {
     unsigned char staged[]; /* the source, dense */
 };
 
-/* The bytes from the first to the last that the rectangle touches. */
-static int
-side_extent(const struct side *side, size_t width, size_t height, size_t *ret)
-{
-    size_t rows;
-    if (__builtin_mul_overflow(height - 1, side->pitch, &rows) ||
-        __builtin_add_overflow(rows, width, ret))
-        return -EOVERFLOW;
-    return 0;
-}
-
 static CUresult
-side_enter(const struct side *side, size_t width, size_t height, bool write)
+side_enter(const struct side *side, bool write)
 {
-    size_t extent;
-    if (side->pageable)
-        return CUDA_SUCCESS;
-    if (side_extent(side, width, height, &extent) < 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    return range_enter(side->at, extent, write);
+    return side->pageable ? CUDA_SUCCESS : range_enter(side->at, side->extent, write);
 }
 
 static void
-side_leave(const struct side *side, size_t width, size_t height)
+side_leave(const struct side *side)
 {
-    size_t extent;
-    if (!side->pageable && side_extent(side, width, height, &extent) == 0)
-        range_leave(side->at, extent);
+    if (!side->pageable)
+        range_leave(side->at, side->extent);
 }
 
 static void
-copy_rows(unsigned char *to, size_t to_pitch, const unsigned char *from, size_t from_pitch,
-          size_t width, size_t height)
+copy_rows(void *to, size_t to_pitch, const struct side *from, size_t width, size_t height)
 {
     for (size_t row = 0; row < height; row++)
-        memmove(to + row * to_pitch, from + row * from_pitch, width);
+        memmove((char *)to + row * to_pitch, (const char *)from->at + row * from->pitch, width);
 }
 
 /* What was right when the copy was enqueued may be unmapped or read-only by now. Hardware copies
@@ -71,16 +54,14 @@ copy_run(struct op *op, CUresult status)
     struct copy_op *copy = container_of(op, struct copy_op, op);
     if (status != CUDA_SUCCESS)
         return CUDA_SUCCESS;
-    if (side_enter(&copy->from, copy->width, copy->height, false) != CUDA_SUCCESS)
+    if (side_enter(&copy->from, false) != CUDA_SUCCESS)
         return copy->fault;
-    CUresult result = side_enter(&copy->to, copy->width, copy->height, true);
+    CUresult result = side_enter(&copy->to, true);
     if (result == CUDA_SUCCESS) {
-        copy_rows((unsigned char *)copy->to.at, copy->to.pitch,
-                  (const unsigned char *)copy->from.at, copy->from.pitch, copy->width,
-                  copy->height);
-        side_leave(&copy->to, copy->width, copy->height);
+        copy_rows((void *)copy->to.at, copy->to.pitch, &copy->from, copy->width, copy->height);
+        side_leave(&copy->to);
     }
-    side_leave(&copy->from, copy->width, copy->height);
+    side_leave(&copy->from);
     return result == CUDA_SUCCESS ? CUDA_SUCCESS : copy->fault;
 }
 
@@ -88,10 +69,11 @@ static CUresult
 side_check(struct side *side, size_t width, size_t height, bool write, bool must_know,
            enum range_kind *ret_kind)
 {
-    size_t extent;
-    if (side_extent(side, width, height, &extent) < 0)
+    size_t rows;
+    if (__builtin_mul_overflow(height - 1, side->pitch, &rows) ||
+        __builtin_add_overflow(rows, width, &side->extent))
         return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(range_check(side->at, extent, write, ret_kind));
+    RETURN_IF(range_check(side->at, side->extent, write, ret_kind));
     side->pageable = *ret_kind == RANGE_PAGEABLE;
     return side->pageable && must_know ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
@@ -123,9 +105,9 @@ copy_new(const struct side *to, const struct side *from, size_t width, size_t he
     copy->width = width;
     copy->height = height;
     if (stage) {
-        copy_rows(copy->staged, width, (const unsigned char *)from->at, from->pitch, width,
-                  height);
-        copy->from = (struct side){(uintptr_t)copy->staged, width, true};
+        copy_rows(copy->staged, width, from, width, height);
+        copy->from =
+            (struct side){.at = (uintptr_t)copy->staged, .pitch = width, .pageable = true};
     }
     return copy;
 }
@@ -166,7 +148,7 @@ copy_submit(struct side *to, struct side *from, size_t width, size_t height, uns
 CUresult
 copy_bytes(uintptr_t to_at, uintptr_t from_at, size_t size, unsigned int flags, CUstream stream)
 {
-    struct side to = {to_at, size, false}, from = {from_at, size, false};
+    struct side to = {.at = to_at, .pitch = size}, from = {.at = from_at, .pitch = size};
     return copy_submit(&to, &from, size, 1, flags, stream);
 }
 
@@ -197,7 +179,7 @@ place_side(const struct place *place, size_t width, size_t height, struct side *
     if (pitch < end || __builtin_mul_overflow(place->y, pitch, &row) ||
         __builtin_add_overflow(row, place->x, &offset))
         return CUDA_ERROR_INVALID_VALUE;
-    *ret = (struct side){base + offset, pitch, false};
+    *ret = (struct side){.at = base + offset, .pitch = pitch};
     return CUDA_SUCCESS;
 }
 
