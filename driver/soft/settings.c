@@ -104,14 +104,11 @@ parse_uuid(const char *text, void *ret)
 }
 
 static int
-read_name(char *name, size_t size)
+parse_name(const char *text, void *ret)
 {
-    const char *text = getenv("CAID_SOFTCUDA_NAME");
-    if (!text || !*text)
-        text = "caid software device";
-    if (strlen(text) >= size)
-        return settings_complain("CAID_SOFTCUDA_NAME", text, "at most 127 bytes");
-    strcpy(name, text);
+    if (strlen(text) >= sizeof(((struct settings *)0)->name))
+        return -EINVAL;
+    strcpy(ret, text);
     return 0;
 }
 
@@ -126,12 +123,12 @@ attribute_is_settable(uint64_t attribute)
 
 /* "NUMBER=VALUE" at the start of *text, which is moved behind it and a comma. */
 static int
-take_attribute(const char **text, struct setting_attribute *attributes)
+take_attribute(const char **text, int *attributes)
 {
     const char *suffix;
     char *end;
     uint64_t attribute;
-    if (settings_number(*text, SETTINGS_ATTRIBUTES - 1, &suffix, &attribute) < 0 ||
+    if (settings_number(*text, N_ATTRIBUTES - 1, &suffix, &attribute) < 0 ||
         !attribute_is_settable(attribute) || *suffix != '=')
         return -EINVAL;
     const char *value = suffix + 1;
@@ -142,7 +139,7 @@ take_attribute(const char **text, struct setting_attribute *attributes)
     if (errno != 0 || end == value || number < INT_MIN || number > INT_MAX ||
         (*end && *end != ',') || (*end == ',' && !end[1]))
         return -EINVAL;
-    attributes[attribute] = (struct setting_attribute){true, (int)number};
+    attributes[attribute] = (int)number;
     *text = *end ? end + 1 : end;
     return 0;
 }
@@ -168,9 +165,12 @@ read_parsed(const char *name, int (*parse)(const char *text, void *ret), void *r
 int
 settings_read(struct settings *ret)
 {
-    struct settings settings = {.memory = UINT64_C(4) << 30, .uuid = default_uuid};
+    struct settings settings = {.memory = UINT64_C(4) << 30,
+                                .uuid = default_uuid,
+                                .name = "caid software device"};
     uint64_t n_devices = 1, delay_us = 0, seed = 0, persistence = 1;
     int jitter;
+    memcpy(settings.attributes, attribute_defaults, sizeof(settings.attributes));
     if (read_number("CAID_SOFTCUDA_DEVICES", SOFT_MAX_DEVICES, &n_devices) < 0 ||
         read_number("CAID_SOFTCUDA_DELAY_US", MAX_DELAY_US, &delay_us) < 0 ||
         (jitter = read_number("CAID_SOFTCUDA_JITTER_SEED", UINT64_MAX, &seed)) < 0 ||
@@ -181,7 +181,7 @@ settings_read(struct settings *ret)
                     "a UUID such as GPU-01234567-89ab-cdef-0123-456789abcdef") < 0 ||
         read_parsed("CAID_SOFTCUDA_ATTRIBUTES", parse_attributes, settings.attributes,
                     "CUdevice_attribute=VALUE, separated by commas") < 0 ||
-        read_name(settings.name, sizeof(settings.name)) < 0)
+        read_parsed("CAID_SOFTCUDA_NAME", parse_name, settings.name, "at most 127 bytes") < 0)
         return -EINVAL;
     settings.n_devices = (int)n_devices;
     settings.delay_ns = delay_us * 1000;

@@ -12,20 +12,18 @@
 
 #include "cuda_abi.h"
 
-#define MAX_DELAY_US        UINT64_C(60000000)
-#define SETTINGS_ATTRIBUTES (CU_DEVICE_ATTRIBUTE_ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED + 1)
+#define MAX_DELAY_US UINT64_C(60000000)
+#define N_ATTRIBUTES (CU_DEVICE_ATTRIBUTE_ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED + 1)
 
-struct setting_attribute {
-    bool set;
-    int value;
-};
+/* What devices say of themselves unless they are set to something else; device.c has the table. */
+extern const int attribute_defaults[N_ATTRIBUTES];
 
 struct settings {
     int n_devices;
     uint64_t memory; /* bytes, a multiple of the granularity */
     char name[128];
     CUuuid uuid;
-    struct setting_attribute attributes[SETTINGS_ATTRIBUTES]; /* by CUdevice_attribute */
+    int attributes[N_ATTRIBUTES]; /* by CUdevice_attribute */
     bool persistence;
     _Atomic uint64_t delay_ns; /* these three may be changed meanwhile */
     _Atomic bool jitter;
