@@ -33,32 +33,26 @@ parse_calls(const char *text, struct fault_rule *rule)
 static int
 parse_action(const char *text, struct fault_rule *rule)
 {
-    static const char sticky[] = "sticky:", late[] = "late:", delay[] = "delay:";
+    static const struct {
+        const char *name;
+        enum fault_action action;
+    } actions[] = {{"vanish", FAULT_VANISH},  {"skip", FAULT_SKIP},  {"delay:", FAULT_DELAY},
+                   {"sticky:", FAULT_STICKY}, {"late:", FAULT_LATE}, {"", FAULT_FAIL}};
+
     uint64_t delay_us;
-    if (strcmp(text, "vanish") == 0) {
-        rule->action = FAULT_VANISH;
-        return 0;
-    }
-    if (strcmp(text, "skip") == 0) {
-        rule->action = FAULT_SKIP;
-        return 0;
-    }
-    if (strncmp(text, delay, strlen(delay)) == 0) {
-        rule->action = FAULT_DELAY;
-        if (settings_number(text + strlen(delay), MAX_DELAY_US, NULL, &delay_us) < 0)
-            return -EINVAL;
-        rule->delay_ns = delay_us * NSEC_PER_USEC;
-        return 0;
-    }
-    rule->action = FAULT_FAIL;
-    if (strncmp(text, sticky, strlen(sticky)) == 0) {
-        text += strlen(sticky);
-        rule->action = FAULT_STICKY;
-    } else if (strncmp(text, late, strlen(late)) == 0) {
-        text += strlen(late);
-        rule->action = FAULT_LATE;
-    }
-    return result_parse(text, &rule->result);
+    size_t i = 0;
+    while (strncmp(text, actions[i].name, strlen(actions[i].name)) != 0)
+        i++;
+    text += strlen(actions[i].name);
+    rule->action = actions[i].action;
+    if (rule->action == FAULT_VANISH || rule->action == FAULT_SKIP)
+        return *text ? -EINVAL : 0;
+    if (rule->action != FAULT_DELAY)
+        return result_parse(text, &rule->result);
+    if (settings_number(text, MAX_DELAY_US, NULL, &delay_us) < 0)
+        return -EINVAL;
+    rule->delay_ns = delay_us * NSEC_PER_USEC;
+    return 0;
 }
 
 static bool
