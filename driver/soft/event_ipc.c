@@ -216,9 +216,11 @@ shared_map(int fd)
     return at;
 }
 
-/* An event with this page, which passes. NULL when there is no memory, or no page. */
+/* An event with this page, which passes, and for its creator the fd, or else the id that it was
+ * opened by. NULL when there is no memory, or no page. */
 static struct ipc_event *
-ipc_new(struct context *context, unsigned int flags, struct shared *shared)
+ipc_new(struct context *context, unsigned int flags, struct shared *shared, int fd,
+        const uint64_t id[2])
 {
     struct ipc_event *ipc = shared ? calloc(1, sizeof(*ipc)) : NULL;
     if (!ipc) {
@@ -228,15 +230,11 @@ ipc_new(struct context *context, unsigned int flags, struct shared *shared)
     }
     event_init(&ipc->event, &ipc_kind, context, flags, ipc_free);
     ipc->shared = shared;
-    ipc->fd = -1;
-    return ipc;
-}
-
-static void
-ipc_insert(struct ipc_event *ipc)
-{
+    ipc->fd = fd;
+    memcpy(ipc->opened, id, sizeof(ipc->opened));
     LOCKED(&soft->ipc_events.lock);
     LIST_INSERT_HEAD(&soft->ipc_events.all, ipc, link);
+    return ipc;
 }
 
 CUresult
@@ -248,11 +246,10 @@ event_ipc_new(struct context *context, unsigned int flags, struct event **ret)
         return memfd_error(-errno);
     if (pwrite(fd, MAGIC, 8, 0) != 8)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    struct ipc_event *ipc = ipc_new(context, flags, shared_map(fd));
+    struct ipc_event *ipc = ipc_new(context, flags, shared_map(fd), fd, (const uint64_t[2]){0});
     if (!ipc)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    ipc->fd = TAKE_FD(fd);
-    ipc_insert(ipc);
+    TAKE_FD(fd);
     *ret = &ipc->event;
     return CUDA_SUCCESS;
 }
@@ -356,11 +353,9 @@ soft_cuIpcOpenEventHandle(CUevent *ret, CUipcEventHandle handle)
     RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED));
     memcpy(&ticket, &handle, sizeof(ticket));
     RETURN_IF(shared_take(&ticket, &shared));
-    struct ipc_event *ipc =
-        ipc_new(context, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING, shared);
+    struct ipc_event *ipc = ipc_new(context, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING,
+                                    shared, -1, ticket.id);
     if (!ipc)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    memcpy(ipc->opened, ticket.id, sizeof(ipc->opened));
-    ipc_insert(ipc);
     return object_hand_out(&ipc->event.object, ret);
 }
