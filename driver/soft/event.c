@@ -11,6 +11,7 @@
 #include "pool.h"
 
 struct record {
+    struct op op;
     _Atomic unsigned int n_refs;
     struct point at; /* of the record operation; set before the event shows it to others */
     _Atomic uint64_t time_ns;
@@ -20,11 +21,6 @@ struct place_event {
     struct event event;
     pthread_mutex_t lock;
     struct record *last; /* NULL: never recorded; under lock */
-};
-
-struct record_op {
-    struct op op;
-    struct record *record;
 };
 
 static void
@@ -102,46 +98,38 @@ place_last(struct event *event)
 static CUresult
 record_run(struct op *op, CUresult status UNUSED)
 {
-    container_of(op, struct record_op, op)->record->time_ns = clock_now_ns();
+    container_of(op, struct record, op)->time_ns = clock_now_ns();
     return CUDA_SUCCESS;
 }
 
 static void
-record_free(struct op *op)
+record_done(struct op *op)
 {
-    struct record_op *record_op = container_of(op, struct record_op, op);
-    record_unref(record_op->record);
-    free(record_op);
+    record_unref(container_of(op, struct record, op));
 }
 
-/* A record and its operation, each with a reference on the record. */
-static struct record_op *
+/* With two references: the operation's and the caller's. */
+static struct record *
 record_new(struct stream *stream)
 {
-    struct record_op *record_op = calloc(1, sizeof(*record_op));
     struct record *record = calloc(1, sizeof(*record));
-    if (!record_op || !record) {
-        free(record_op);
-        free(record);
+    if (!record)
         return NULL;
-    }
+    op_init(&record->op, record_run, record_done);
+    record->op.stretched = false; /* it is the work before it that takes time */
     record->n_refs = 2;
     record->at.stream = stream_ref(stream);
-    op_init(&record_op->op, record_run, record_free);
-    record_op->op.stretched = false; /* it is the work before it that takes time */
-    record_op->record = record;
-    return record_op;
+    return record;
 }
 
 static CUresult
 place_record(struct event *event, struct stream *stream)
 {
     struct place_event *place = place_of(event);
-    struct record_op *record_op = record_new(stream);
-    if (!record_op)
+    _cleanup_(record_unrefp) struct record *record = record_new(stream);
+    if (!record)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    _cleanup_(record_unrefp) struct record *record = record_op->record;
-    RETURN_IF(stream_submit(stream, &record_op->op, &record->at.number));
+    RETURN_IF(stream_submit(stream, &record->op, &record->at.number));
     LOCKED(&place->lock);
     struct record *before = place->last;
     place->last = record;
