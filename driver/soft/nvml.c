@@ -41,13 +41,6 @@ nvmlErrorString(nvmlReturn_t result)
     }
 }
 
-#define NVML_RETURN_IF(call)           \
-    do {                               \
-        nvmlReturn_t _result = (call); \
-        if (_result != NVML_SUCCESS)   \
-            return _result;            \
-    } while (0)
-
 static nvmlReturn_t
 nvml_enter(const void *argument)
 {
@@ -60,7 +53,7 @@ nvml_enter(const void *argument)
 static nvmlReturn_t
 nvml_enter_device(nvmlDevice_t device, const void *argument)
 {
-    NVML_RETURN_IF(nvml_enter(argument));
+    RETURN_IF(nvml_enter(argument));
     for (int i = 0; i < soft->settings.n_devices; i++)
         if (device == &soft->devices[i])
             return device->gone ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
@@ -70,7 +63,7 @@ nvml_enter_device(nvmlDevice_t device, const void *argument)
 nvmlReturn_t
 soft_nvmlDeviceGetCount_v2(unsigned int *count)
 {
-    NVML_RETURN_IF(nvml_enter(count));
+    RETURN_IF(nvml_enter(count));
     *count = (unsigned int)soft->settings.n_devices;
     return NVML_SUCCESS;
 }
@@ -87,7 +80,7 @@ give_device(struct device *found, nvmlDevice_t *ret)
 nvmlReturn_t
 soft_nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
-    NVML_RETURN_IF(nvml_enter(device));
+    RETURN_IF(nvml_enter(device));
     if (index >= (unsigned int)soft->settings.n_devices)
         return NVML_ERROR_INVALID_ARGUMENT;
     return give_device(&soft->devices[index], device);
@@ -96,7 +89,7 @@ soft_nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 nvmlReturn_t
 soft_nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
-    NVML_RETURN_IF(nvml_enter(uuid && device ? uuid : NULL));
+    RETURN_IF(nvml_enter(uuid && device ? uuid : NULL));
     return give_device(device_find_uuid(uuid), device);
 }
 
@@ -112,21 +105,21 @@ write_text(char *out, unsigned int size, const char *text)
 nvmlReturn_t
 soft_nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *device)
 {
-    NVML_RETURN_IF(nvml_enter(id && device ? id : NULL));
+    RETURN_IF(nvml_enter(id && device ? id : NULL));
     return give_device(device_find_bus(id), device);
 }
 
 nvmlReturn_t
 soft_nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int size)
 {
-    NVML_RETURN_IF(nvml_enter_device(device, uuid));
+    RETURN_IF(nvml_enter_device(device, uuid));
     return write_text(uuid, size, device->uuid_text);
 }
 
 nvmlReturn_t
 soft_nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int size)
 {
-    NVML_RETURN_IF(nvml_enter_device(device, name));
+    RETURN_IF(nvml_enter_device(device, name));
     return write_text(name, size, soft->settings.name);
 }
 
@@ -134,7 +127,7 @@ nvmlReturn_t
 soft_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     uint64_t free_now, total;
-    NVML_RETURN_IF(nvml_enter_device(device, memory));
+    RETURN_IF(nvml_enter_device(device, memory));
     memory_figures(device, &free_now, &total);
     *memory = (nvmlMemory_t){.total = total, .free = free_now, .used = total - free_now};
     return NVML_SUCCESS;
@@ -144,10 +137,10 @@ nvmlReturn_t
 soft_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
     nvmlMemory_t plain;
-    NVML_RETURN_IF(nvml_enter_device(device, memory));
+    RETURN_IF(nvml_enter_device(device, memory));
     if (memory->version != NVML_STRUCT_VERSION(nvmlMemory_v2_t, 2U))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    NVML_RETURN_IF(soft_nvmlDeviceGetMemoryInfo(device, &plain));
+    RETURN_IF(soft_nvmlDeviceGetMemoryInfo(device, &plain));
     memory->total = plain.total;
     memory->reserved = 0;
     memory->free = plain.free;
@@ -158,7 +151,7 @@ soft_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 nvmlReturn_t
 soft_nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t *mode)
 {
-    NVML_RETURN_IF(nvml_enter_device(device, mode));
+    RETURN_IF(nvml_enter_device(device, mode));
     *mode = soft->settings.persistence ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
     return NVML_SUCCESS;
 }
@@ -166,7 +159,7 @@ soft_nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t *mode)
 nvmlReturn_t
 soft_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
-    NVML_RETURN_IF(nvml_enter_device(device, index));
+    RETURN_IF(nvml_enter_device(device, index));
     *index = (unsigned int)device->index;
     return NVML_SUCCESS;
 }
@@ -174,7 +167,7 @@ soft_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 nvmlReturn_t
 soft_nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {
-    NVML_RETURN_IF(nvml_enter_device(device, major && minor ? major : NULL));
+    RETURN_IF(nvml_enter_device(device, major && minor ? major : NULL));
     device_capability(major, minor);
     return NVML_SUCCESS;
 }
@@ -182,7 +175,7 @@ soft_nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *mi
 nvmlReturn_t
 soft_nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *info)
 {
-    NVML_RETURN_IF(nvml_enter_device(device, info));
+    RETURN_IF(nvml_enter_device(device, info));
     *info = (nvmlPciInfo_t){.domain = PCI_DOMAIN, .bus = device_bus(device)};
     snprintf(info->busIdLegacy, sizeof(info->busIdLegacy), "%04X:%02X:00.0", PCI_DOMAIN,
              info->bus);
@@ -193,7 +186,7 @@ soft_nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *info)
 nvmlReturn_t
 soft_nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_v1_t *info)
 {
-    NVML_RETURN_IF(nvml_enter_device(device, info));
+    RETURN_IF(nvml_enter_device(device, info));
     if (info->version != NVML_STRUCT_VERSION(nvmlPciInfoExt_v1_t, 1U))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     *info = (nvmlPciInfoExt_v1_t){
@@ -210,21 +203,21 @@ soft_nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_v1_t *info)
 nvmlReturn_t
 soft_nvmlSystemGetDriverVersion(char *version, unsigned int size)
 {
-    NVML_RETURN_IF(nvml_enter(version));
+    RETURN_IF(nvml_enter(version));
     return write_text(version, size, CAID_VERSION);
 }
 
 nvmlReturn_t
 soft_nvmlSystemGetNVMLVersion(char *version, unsigned int size)
 {
-    NVML_RETURN_IF(nvml_enter(version));
+    RETURN_IF(nvml_enter(version));
     return write_text(version, size, "13." CAID_VERSION);
 }
 
 nvmlReturn_t
 soft_nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
-    NVML_RETURN_IF(nvml_enter(version));
+    RETURN_IF(nvml_enter(version));
     *version = SOFT_VERSION;
     return NVML_SUCCESS;
 }

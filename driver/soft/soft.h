@@ -89,11 +89,12 @@ CUresult soft_setup(void);
  * NOT_PERMITTED inside a host callback. */
 CUresult soft_enter(void);
 
-#define RETURN_IF(call)              \
-    do {                             \
-        CUresult _result = (call);   \
-        if (_result != CUDA_SUCCESS) \
-            return _result;          \
+/* Of a CUresult or an nvmlReturn_t: 0 is a success in both. */
+#define RETURN_IF(call)                    \
+    do {                                   \
+        __typeof__(call) _result = (call); \
+        if (_result != 0)                  \
+            return _result;                \
     } while (0)
 
 UNUSED static inline void
