@@ -53,27 +53,18 @@ soft_cuDeviceCanAccessPeer(int *value, CUdevice device, CUdevice peer)
     return CUDA_SUCCESS;
 }
 
-static CUresult
-peer_bit(CUcontext handle, struct context **ret_context, uint32_t *ret_bit)
-{
-    RETURN_IF(context_current(ret_context));
-    _cleanup_(context_unrefp) struct context *peer = handle ? context_get(handle) : NULL;
-    if (!peer)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    *ret_bit = UINT32_C(1) << peer->device->ordinal;
-    return CUDA_SUCCESS;
-}
-
 CUresult
 soft_cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags)
 {
-    struct context *context;
-    uint32_t bit;
-    RETURN_IF(peer_bit(handle, &context, &bit));
+    CURRENT(context);
+    _cleanup_(context_unrefp) struct context *peer = handle ? context_get(handle) : NULL;
+    if (!peer)
+        return CUDA_ERROR_INVALID_CONTEXT;
     if (flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
-    if (bit == UINT32_C(1) << context->device->ordinal)
+    if (peer->device == context->device)
         return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    uint32_t bit = UINT32_C(1) << peer->device->ordinal;
     uint32_t before = atomic_fetch_or(&context->peers, bit);
     return before & bit ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_SUCCESS;
 }

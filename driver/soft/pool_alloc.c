@@ -50,6 +50,10 @@ pool_take(struct pool *pool, size_t size, struct stream *stream, CUdeviceptr *re
 {
     struct heap_block *block;
     uint64_t number;
+    if (size == 0) { /* of nothing there is an allocation, too */
+        *ret = 0;
+        return CUDA_SUCCESS;
+    }
     LOCKED(&soft->pools.lock);
     RETURN_IF(heap_take(&pool->heap, size, stream, &block));
     /* It waits until the memory is nobody's any more. */
@@ -65,16 +69,6 @@ pool_take(struct pool *pool, size_t size, struct stream *stream, CUdeviceptr *re
     return result;
 }
 
-/* Of nothing there is an allocation, too: a null pointer. */
-static CUresult
-pool_alloc_async(struct pool *pool, size_t size, struct stream *stream, CUdeviceptr *ret)
-{
-    if (size > 0)
-        return pool_take(pool, size, stream, ret);
-    *ret = 0;
-    return CUDA_SUCCESS;
-}
-
 CUresult
 soft_cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool handle,
                              CUstream stream_handle)
@@ -85,7 +79,7 @@ soft_cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool han
     HOLD(pool, pool, handle);
     if (pool->imported)
         return CUDA_ERROR_INVALID_VALUE;
-    return pool_alloc_async(pool, size, stream, address);
+    return pool_take(pool, size, stream, address);
 }
 
 CUresult
@@ -96,7 +90,7 @@ soft_cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream stream_handle)
     if (!address)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(pool_of_device(stream->context->device, &pool));
-    return pool_alloc_async(pool, size, stream, address);
+    return pool_take(pool, size, stream, address);
 }
 
 /* Freeing. */

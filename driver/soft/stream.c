@@ -443,9 +443,8 @@ counts_for(const struct stream *other, const struct stream *stream)
 CUresult
 soft_cuStreamQuery(CUstream handle)
 {
-    _cleanup_(stream_unrefp) struct stream *stream = NULL;
     struct stream *other;
-    RETURN_IF(stream_get(handle, &stream));
+    HOLD(stream, stream, handle);
     RETURN_IF(stream_forbid_capture(stream));
     LOCKED(&stream->context->order);
     LIST_FOREACH(other, &stream->context->streams, context_link) {
@@ -481,15 +480,14 @@ soft_cuStreamSynchronize(CUstream handle)
 }
 
 /* What is known of a stream. */
-#define STREAM_GET(symbol, type, what)                         \
-    CUresult soft_##symbol(CUstream handle, type *ret)         \
-    {                                                          \
-        _cleanup_(stream_unrefp) struct stream *stream = NULL; \
-        RETURN_IF(stream_get(handle, &stream));                \
-        if (!ret)                                              \
-            return CUDA_ERROR_INVALID_VALUE;                   \
-        *ret = (type)(what);                                   \
-        return CUDA_SUCCESS;                                   \
+#define STREAM_GET(symbol, type, what)                 \
+    CUresult soft_##symbol(CUstream handle, type *ret) \
+    {                                                  \
+        HOLD(stream, stream, handle);                  \
+        if (!ret)                                      \
+            return CUDA_ERROR_INVALID_VALUE;           \
+        *ret = (type)(what);                           \
+        return CUDA_SUCCESS;                           \
     }
 
 STREAM_GET(cuStreamGetFlags, unsigned int, stream->flags)
