@@ -26,33 +26,30 @@ alloc_range_new(const struct context *context, enum range_kind kind, void *at, s
     return range;
 }
 
+/* Managed memory may be larger than the machine. A forked child has none of the device's memory
+ * (fork.c): managed memory is not inherited at all. */
 CUresult
 alloc_map(const struct context *context, enum range_kind kind, size_t size,
           struct memory *memory, struct range **ret)
 {
-    struct range *range = alloc_range_new(context, kind, NULL, size);
-    int flags = memory ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS,
-        fd = memory ? memory->fd : -1;
-    void *at = range ? mmap(NULL, size, PROT_READ | PROT_WRITE, flags, fd, 0) : MAP_FAILED;
-    if (at == MAP_FAILED) {
+    struct range *range = NULL;
+    bool managed = kind == RANGE_MANAGED;
+    int fd = memory ? memory->fd : -1,
+        flags = memory ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    void *at =
+        mmap(NULL, size, PROT_READ | PROT_WRITE, flags | (managed ? MAP_NORESERVE : 0), fd, 0);
+    if (at != MAP_FAILED && (!managed || madvise(at, size, MADV_DONTFORK) == 0))
+        range = alloc_range_new(context, kind, at, size);
+    if (!range) {
+        if (at != MAP_FAILED)
+            munmap(at, size);
         memory_unref(memory);
-        free(range);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    range->start = (uintptr_t)at;
     range->memory = memory;
     range_insert(&soft->ranges.usable, range);
     *ret = range;
     return CUDA_SUCCESS;
-}
-
-int
-alloc_round(size_t size, size_t *ret)
-{
-    if (size == 0 || __builtin_add_overflow(size, SOFT_PAGE_SIZE - 1, ret))
-        return -EINVAL;
-    *ret -= *ret % SOFT_PAGE_SIZE;
-    return 0;
 }
 
 CUresult
@@ -65,8 +62,9 @@ soft_cuMemAlloc_v2(CUdeviceptr *address, size_t size)
     if (!address || size == 0)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(thread_forbid_capture());
-    if (alloc_round(size, &whole) < 0)
+    if (__builtin_add_overflow(size, SOFT_PAGE_SIZE - 1, &whole))
         return CUDA_ERROR_OUT_OF_MEMORY;
+    whole -= whole % SOFT_PAGE_SIZE;
     RETURN_IF(memory_new(context->device, whole, CU_MEM_HANDLE_TYPE_NONE, &memory));
     LOCKED(&soft->ranges.lock);
     RETURN_IF(alloc_map(context, RANGE_DEVICE, size, memory, &range));

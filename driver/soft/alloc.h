@@ -25,5 +25,3 @@ CUresult alloc_map(const struct context *context, enum range_kind kind, size_t s
 CUresult alloc_free(unsigned int kinds, uintptr_t at);
 /* Frees all that belongs to the context, whose work is done. */
 void alloc_free_all(uint64_t context_handle);
-/* Up to whole pages: 0, or -EINVAL for nothing and for too much. */
-int alloc_round(size_t size, size_t *ret);

@@ -2,10 +2,6 @@
 /* Managed memory: allocating it, and what programs say about where it should be. */
 #include "managed.h"
 
-#include <stdio.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include "alloc.h"
 #include "context.h"
 #include "stream.h"
@@ -40,7 +36,7 @@ advice_new(uintptr_t start, size_t size)
     struct advice *advice = malloc(sizeof(*advice));
     if (advice)
         *advice = (struct advice){.start = start,
-                                  .end = start + size,
+                                  .end = start + ALIGN_UP(size, SOFT_PAGE_SIZE),
                                   .preferred = NOWHERE,
                                   .prefetched = NOWHERE};
     return advice;
@@ -141,30 +137,13 @@ location_device(const CUmemLocation *location)
 CUresult
 soft_cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags)
 {
+    struct range *range;
     CURRENT(context);
     if (!address || size == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
         return CUDA_ERROR_INVALID_VALUE;
-    size_t whole;
-    if (alloc_round(size, &whole) < 0)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    void *at = mmap(NULL, whole, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    struct range *range = alloc_range_new(context, RANGE_MANAGED, at, size);
-    struct advice *advice = advice_new((uintptr_t)at, whole);
-    /* A forked child has none of the device's memory (fork.c). */
-    if (!range || !advice || madvise(at, whole, MADV_DONTFORK) < 0) {
-        munmap(at, whole);
-        advice_free(advice);
-        free(range);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    range->advice = advice;
-    range->sync_memops = true; /* told, and of no effect */
     LOCKED(&soft->ranges.lock);
-    range_insert(&soft->ranges.usable, range);
-    *address = (uintptr_t)at;
+    RETURN_IF(alloc_map(context, RANGE_MANAGED, size, NULL, &range));
+    *address = range->start;
     return CUDA_SUCCESS;
 }
 

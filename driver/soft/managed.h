@@ -11,7 +11,7 @@
 
 struct advice;
 
-/* Of an allocation of whole pages; NULL: no memory. */
+/* Of the pages of an allocation; NULL: no memory. */
 struct advice *advice_new(uintptr_t start, size_t size);
 
 /* Of the allocation that is freed; NULL is fine. */

@@ -85,7 +85,7 @@ told_handle_types(const struct range *range)
     A(MEMORY_TYPE, 4, is_hosts(range) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE) \
     A(DEVICE_POINTER, 8, at)                                                       \
     A(HOST_POINTER, 8, at)                                                         \
-    A(SYNC_MEMOPS, 4, range->sync_memops)                                          \
+    A(SYNC_MEMOPS, 4, range->kind == RANGE_MANAGED && !range->pool)                \
     A(BUFFER_ID, 8, range->id)                                                     \
     A(IS_MANAGED, 4, range->kind == RANGE_MANAGED)                                 \
     A(DEVICE_ORDINAL, 4, (uint32_t)told_ordinal(range))                            \

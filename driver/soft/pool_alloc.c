@@ -6,7 +6,6 @@
  */
 #include "pool.h"
 
-#include "managed.h"
 #include "memory.h"
 
 static enum range_kind
@@ -18,26 +17,14 @@ pool_kind(const struct pool *pool)
     return hosts ? RANGE_POOL_HOST : RANGE_POOL;
 }
 
-static struct range *
-allocation_new(struct pool *pool, struct heap_block *block)
-{
-    struct range *range = range_new(pool_kind(pool), block->at, block->asked);
-    if (!range)
-        return NULL;
-    range->ordinal = pool->device ? pool->device->ordinal : CU_DEVICE_INVALID;
-    range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    if (range->kind != RANGE_MANAGED || (range->advice = advice_new(block->at, block->size)))
-        return range;
-    free(range);
-    return NULL;
-}
-
 CUresult
 pool_publish(struct pool *pool, struct heap_block *block)
 {
-    struct range *range = allocation_new(pool, block);
+    struct range *range = range_new(pool_kind(pool), block->at, block->asked);
     if (!range)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    range->ordinal = pool->device ? pool->device->ordinal : CU_DEVICE_INVALID;
+    range->access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     range->pool = pool_ref(pool);
     range->block = block;
     LOCKED(&soft->ranges.lock);

@@ -66,12 +66,15 @@ struct range *
 range_new(enum range_kind kind, uintptr_t start, size_t size)
 {
     struct range *range = calloc(1, sizeof(*range));
-    if (range) {
-        range->kind = kind;
-        range->start = start;
-        range->size = size;
-    }
-    return range;
+    if (!range)
+        return NULL;
+    range->kind = kind;
+    range->start = start;
+    range->size = size;
+    if (kind != RANGE_MANAGED || (range->advice = advice_new(start, size)))
+        return range;
+    free(range);
+    return NULL;
 }
 
 /* Waits for the users of what it ends. */

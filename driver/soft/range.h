@@ -64,7 +64,6 @@ struct range {
     uint8_t device_access[SOFT_MAX_DEVICES];
     unsigned int host_flags;
     struct advice *advice; /* of managed memory, see managed.h; owned */
-    bool sync_memops;
     unsigned int n_users;
     struct share_offer *offer; /* of an allocation that others may open; ends with it */
 
@@ -90,7 +89,7 @@ struct range_map {
     uint64_t last_id;
 };
 
-/* For range_insert(); NULL: no memory for it. */
+/* For range_insert(), with advice where it is managed memory. NULL: no memory for it. */
 struct range *range_new(enum range_kind kind, uintptr_t start, size_t size);
 /* These need the map's lock. */
 struct range *range_find(struct range_tree *tree, uintptr_t address);

@@ -50,13 +50,6 @@ check_free(uintptr_t start, size_t size)
                                                                   : CUDA_SUCCESS;
 }
 
-static CUresult
-check_free_unlocked(uintptr_t start, size_t size)
-{
-    LOCKED(&soft->ranges.lock);
-    return check_free(start, size);
-}
-
 CUresult
 soft_cuMemHostRegister_v2(void *address, size_t size, unsigned int flags)
 {
@@ -72,7 +65,10 @@ soft_cuMemHostRegister_v2(void *address, size_t size, unsigned int flags)
     RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED));
     if (read_only)
         RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED));
-    RETURN_IF(check_free_unlocked(start, size));
+    {
+        LOCKED(&soft->ranges.lock);
+        RETURN_IF(check_free(start, size));
+    }
     if (pages_check(start, size, !read_only) < 0)
         return CUDA_ERROR_INVALID_VALUE;
 
