@@ -8,33 +8,20 @@
 #include "control.h"
 #include "trace.h"
 
-struct entry_names {
-    const char *name, *base;
-};
+#define FN(symbol) ((void (*)(void))(symbol))
 
-static const struct entry_names entries[] = {
-#define EXPORT(symbol, base, ...)                     {#symbol, base},
-#define EXPORT_PT(symbol, base, version, suffix, ...) {#symbol, base}, {#symbol #suffix, base},
-#define ENTRY(symbol, base, ...)                      {#symbol, base},
-#define NVML(symbol, ...)                             {#symbol, ""},
+const struct entry_point entry_points[N_ENTRIES] = {
+#define EXPORT(symbol, base, version, ...) {#symbol, base, version, false, FN(symbol)},
+#define ENTRY                              EXPORT
+#define EXPORT_PT(symbol, base, version, suffix, ...) \
+    EXPORT(symbol, base, version){#symbol #suffix, base, version, true, FN(symbol##suffix)},
+#define NVML(symbol, ...) {#symbol, "", 0, false, FN(symbol)},
 #include "exports.def"
 };
 
 /* In the static part of a thread's storage: calls are frequent, and LeakSanitizer does not find its
  * way in the part that is made on demand. */
 static _Thread_local bool own_stream_now __attribute__((tls_model("initial-exec")));
-
-const char *
-entry_name(enum entry entry)
-{
-    return entries[entry].name;
-}
-
-const char *
-entry_base(enum entry entry)
-{
-    return entries[entry].base;
-}
 
 /* A setting is bad as a whole: its reader has complained on stderr. */
 static bool
@@ -71,16 +58,16 @@ watch_setup(void)
 }
 
 bool
-call_begin(struct call *call, enum entry entry, bool own_stream)
+call_begin(struct call *call, enum entry entry)
 {
-    *call = (struct call){.entry = entry, .own_before = own_stream_now};
-    own_stream_now = own_stream;
+    *call = (struct call){.entry = &entry_points[entry], .own_before = own_stream_now};
+    own_stream_now = call->entry->own_stream;
     watch_setup(); /* a setting that makes no sense is for soft_setup() to refuse */
     atomic_fetch_add_explicit(&soft->watch.n_calls[entry], 1, memory_order_relaxed);
     if (!soft->watch.active)
         return true;
     call->start_ns = clock_now_ns();
-    return fault_meet(&soft->watch.faults, entry, &call->result);
+    return fault_meet(&soft->watch.faults, call->entry, &call->result);
 }
 
 int

@@ -30,14 +30,6 @@ enum entry {
     N_ENTRIES
 };
 
-/* One call, on its wrapper's stack. */
-struct call {
-    enum entry entry;
-    bool own_before;   /* what call_own_stream() was outside */
-    uint64_t start_ns; /* 0: nobody looks */
-    int result;        /* what it returns where it is not made, or instead of success */
-};
-
 /* What watches the calls of a process; part of struct soft. Set up by the first call. */
 struct watch {
     pthread_mutex_t lock;
@@ -50,15 +42,30 @@ struct watch {
     struct server control;
 };
 
-/* As callers name it, and as cuGetProcAddress does ("" for NVML's). */
-const char *entry_name(enum entry entry);
-const char *entry_base(enum entry entry);
+/* Of exports.def, in its order. */
+struct entry_point {
+    const char *name; /* as callers find it */
+    const char *base; /* as cuGetProcAddress does; "" for NVML's, which it does not give */
+    int version;
+    bool own_stream; /* a null stream means the calling thread's own one */
+    void (*fn)(void);
+};
+
+extern const struct entry_point entry_points[N_ENTRIES];
+
+/* One call, on its wrapper's stack. */
+struct call {
+    const struct entry_point *entry;
+    bool own_before;   /* what call_own_stream() was outside */
+    uint64_t start_ns; /* 0: nobody looks */
+    int result;        /* what it returns where it is not made, or instead of success */
+};
 
 /* Reads the settings that are about calls, once; -EINVAL when one of them made no sense. */
 int watch_setup(void);
 
 /* False: the call has to end without having done anything. */
-bool call_begin(struct call *call, enum entry entry, bool own_stream);
+bool call_begin(struct call *call, enum entry entry);
 /* Returns what the caller gets: result (of a call that was not made: 0), or what a rule says. */
 int call_end(const struct call *call, int result, const uintptr_t *args, size_t n_args);
 /* Whether a null stream means the calling thread's own one in this call. */

@@ -40,8 +40,8 @@ calls_of(const char *function, bool *ret_known)
     uint64_t n = 0;
     *ret_known = false;
     for (int i = 0; i < N_ENTRIES; i++) {
-        if (strcmp(function, entry_name((enum entry)i)) != 0 &&
-            strcmp(function, entry_base((enum entry)i)) != 0)
+        if (strcmp(function, entry_points[i].name) != 0 &&
+            strcmp(function, entry_points[i].base) != 0)
             continue;
         *ret_known = true;
         n += soft->watch.n_calls[i];
@@ -62,8 +62,7 @@ do_calls(const char *args, struct text *reply)
     }
     for (int i = 0; i < N_ENTRIES; i++)
         if (soft->watch.n_calls[i])
-            text_add(reply, "%s %" PRIu64 "\n", entry_name((enum entry)i),
-                     soft->watch.n_calls[i]);
+            text_add(reply, "%s %" PRIu64 "\n", entry_points[i].name, soft->watch.n_calls[i]);
     return 0;
 }
 

@@ -23,26 +23,24 @@
 /* clang-format on */
 
 /* enter: what is checked before the arguments are looked at. */
-#define WRAP(type, symbol, work, own, enter, ...)                                \
+#define WRAP(type, symbol, work, enter, ...)                                     \
     type symbol(PARAMS(__VA_ARGS__))                                             \
     {                                                                            \
         struct call call;                                                        \
         uintptr_t values[MAX_ARGS] = {VALUES(__VA_ARGS__)};                      \
         type result = (type)0;                                                   \
-        if (call_begin(&call, ENTRY_##symbol, own) && (result = (enter)) == 0)   \
+        if (call_begin(&call, ENTRY_##symbol) && (result = (enter)) == 0)        \
             result = work(ARGS(__VA_ARGS__));                                    \
         return (type)call_end(&call, (int)result, values, N_TYPES(__VA_ARGS__)); \
     }
-#define ENTER(symbol, work, own, ...) \
-    WRAP(CUresult, symbol, work, own, soft_enter(), ##__VA_ARGS__)
+#define ENTER(symbol, work, ...) WRAP(CUresult, symbol, work, soft_enter(), ##__VA_ARGS__)
 
 #define EARLY(symbol, base, version, ...) \
-    WRAP(CUresult, symbol, soft_##symbol, false, CUDA_SUCCESS, ##__VA_ARGS__)
-#define EXPORT(symbol, base, version, ...) ENTER(symbol, soft_##symbol, false, ##__VA_ARGS__)
-#define EXPORT_PT(symbol, base, version, suffix, ...)  \
-    ENTER(symbol, soft_##symbol, false, ##__VA_ARGS__) \
-    ENTER(symbol##suffix, soft_##symbol, true, ##__VA_ARGS__)
-#define ENTRY(symbol, base, version, ...) ENTER(symbol, soft_##symbol, false, ##__VA_ARGS__)
-#define NVML(symbol, ...) \
-    WRAP(nvmlReturn_t, symbol, soft_##symbol, false, NVML_SUCCESS, ##__VA_ARGS__)
+    WRAP(CUresult, symbol, soft_##symbol, CUDA_SUCCESS, ##__VA_ARGS__)
+#define EXPORT(symbol, base, version, ...) ENTER(symbol, soft_##symbol, ##__VA_ARGS__)
+#define EXPORT_PT(symbol, base, version, suffix, ...) \
+    ENTER(symbol, soft_##symbol, ##__VA_ARGS__)       \
+    ENTER(symbol##suffix, soft_##symbol, ##__VA_ARGS__)
+#define ENTRY(symbol, base, version, ...) ENTER(symbol, soft_##symbol, ##__VA_ARGS__)
+#define NVML(symbol, ...)                 WRAP(nvmlReturn_t, symbol, soft_##symbol, NVML_SUCCESS, ##__VA_ARGS__)
 #include "exports.def"

@@ -56,18 +56,18 @@ parse_action(const char *text, struct fault_rule *rule)
 }
 
 static bool
-name_is(const char *name, enum entry entry)
+name_is(const char *name, const struct entry_point *entry)
 {
-    return strcmp(name, "*") == 0 || strcmp(name, entry_name(entry)) == 0 ||
-           strcmp(name, entry_base(entry)) == 0;
+    return strcmp(name, "*") == 0 || strcmp(name, entry->name) == 0 ||
+           strcmp(name, entry->base) == 0;
 }
 
 /* A name that no entry point has would make a rule that never applies. */
 static bool
 name_is_known(const char *name)
 {
-    for (int entry = 0; entry < N_ENTRIES; entry++)
-        if (*name && name_is(name, (enum entry)entry))
+    for (int i = 0; i < N_ENTRIES; i++)
+        if (*name && name_is(name, &entry_points[i]))
             return true;
     return false;
 }
@@ -121,7 +121,7 @@ fault_clear(struct fault_list *list)
 /* Counts the call for all rules. ret_rule is the one that ends it; one with FAULT_DELAY stands for
  * none. */
 static void
-match(struct fault_list *list, enum entry entry, uint64_t *ret_delay_ns,
+match(struct fault_list *list, const struct entry_point *entry, uint64_t *ret_delay_ns,
       struct fault_rule *ret_rule)
 {
     *ret_delay_ns = 0;
@@ -142,11 +142,11 @@ match(struct fault_list *list, enum entry entry, uint64_t *ret_delay_ns,
 }
 
 bool
-fault_meet(struct fault_list *list, int entry, int *ret_result)
+fault_meet(struct fault_list *list, const struct entry_point *entry, int *ret_result)
 {
     struct fault_rule rule;
     uint64_t delay_ns;
-    match(list, (enum entry)entry, &delay_ns, &rule);
+    match(list, entry, &delay_ns, &rule);
     clock_pause_ns(delay_ns);
     *ret_result = rule.result;
     switch (rule.action) {
@@ -157,8 +157,7 @@ fault_meet(struct fault_list *list, int entry, int *ret_result)
     case FAULT_STICKY: device_fault(context_device(), (CUresult)rule.result); return false;
     case FAULT_VANISH:
         device_vanish(context_device());
-        *ret_result = *entry_base((enum entry)entry) ? CUDA_ERROR_DEVICE_UNAVAILABLE
-                                                     : NVML_ERROR_GPU_IS_LOST;
+        *ret_result = *entry->base ? CUDA_ERROR_DEVICE_UNAVAILABLE : NVML_ERROR_GPU_IS_LOST;
         return false;
     }
     return true;

@@ -29,6 +29,8 @@ struct fault_rule {
     uint64_t delay_ns;
 };
 
+struct entry_point;
+
 struct fault_list {
     pthread_mutex_t lock;
     struct fault_rule rules[FAULT_MAX_RULES];
@@ -38,7 +40,7 @@ struct fault_list {
 /* All of them or none: -EINVAL for a rule that is not one, -ENOSPC for too many. */
 int fault_add(struct fault_list *list, const char *text);
 void fault_clear(struct fault_list *list);
-/* Meets what the rules have for a call of this entry point (enum entry): takes the time they say.
+/* Meets what the rules have for a call of this entry point: takes the time they say.
  * False: the call is not made. *ret_result is what it returns then, or, unless it is 0, instead of
  * success. The first rule that is not a delay decides. */
-bool fault_meet(struct fault_list *list, int entry, int *ret_result);
+bool fault_meet(struct fault_list *list, const struct entry_point *entry, int *ret_result);

@@ -10,34 +10,19 @@
 #define ALL_FLAGS \
     (CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
 
-struct entry_point {
-    const char *base;
-    int version;
-    void (*fn)(void);
-    void (*per_thread_fn)(void); /* NULL: the same for all threads */
-};
-
-#define FN(symbol) ((void (*)(void))(symbol))
-
-static const struct entry_point entry_points[] = {
-#define EXPORT(symbol, base, version, ...) {base, version, FN(symbol), NULL},
-#define ENTRY(symbol, base, version, ...)  {base, version, FN(symbol), NULL},
-#define EXPORT_PT(symbol, base, version, suffix, ...) \
-    {base, version, FN(symbol), FN(symbol##suffix)},
-#define NVML(symbol, ...)
-#include "exports.def"
-};
-
+/* Where the caller wants that, the form for the thread's own stream, if there is one: behind the
+ * other in the table. */
 static const struct entry_point *
-entry_find(const char *base, int version, CUdriverProcAddressQueryResult *ret_status)
+entry_find(const char *base, int version, bool own_stream,
+           CUdriverProcAddressQueryResult *ret_status)
 {
     const struct entry_point *best = NULL;
     *ret_status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    for (size_t i = 0; i < ARRAY_SIZE(entry_points); i++) {
+    for (int i = 0; i < N_ENTRIES; i++) {
         const struct entry_point *entry = &entry_points[i];
-        if (strcmp(entry->base, base) != 0)
+        if (!*base || strcmp(entry->base, base) != 0 || (entry->own_stream && !own_stream))
             continue;
-        if (entry->version <= version && (!best || entry->version > best->version))
+        if (entry->version <= version && (!best || entry->version >= best->version))
             best = entry;
         *ret_status = best ? CU_GET_PROC_ADDRESS_SUCCESS
                            : CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
@@ -53,10 +38,9 @@ soft_cuGetProcAddress_v2(const char *symbol, void **fn, int version, uint64_t fl
     CUdriverProcAddressQueryResult found;
     if (!symbol || !fn || version > SOFT_VERSION || flags & ~(uint64_t)ALL_FLAGS)
         return CUDA_ERROR_INVALID_VALUE;
-    const struct entry_point *entry = entry_find(symbol, version, &found);
-    bool per_thread = entry && entry->per_thread_fn &&
-                      (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM);
-    *fn = entry ? (void *)(per_thread ? entry->per_thread_fn : entry->fn) : NULL;
+    bool own_stream = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    const struct entry_point *entry = entry_find(symbol, version, own_stream, &found);
+    *fn = entry ? (void *)entry->fn : NULL;
     if (status)
         *status = found;
     return CUDA_SUCCESS;

@@ -53,14 +53,14 @@ void
 trace_write(int fd, const struct call *call, int result, const uintptr_t *args, size_t n_args)
 {
     uint64_t now = clock_now_ns(), start = call->start_ns;
-    const char *name = *entry_base(call->entry) ? result_name(result) : NULL;
+    const char *name = *call->entry->base ? result_name(result) : NULL;
     char line[512], text[256], number[16];
     snprintf(number, sizeof(number), "%d", result);
     write_args(text, sizeof(text), args, n_args);
     int n = snprintf(line, sizeof(line),
                      "%d %d %" PRIu64 ".%06" PRIu64 " %s(%s) = %s %" PRIu64 "\n", (int)getpid(),
                      (int)thread_id(), start / NSEC_PER_SEC,
-                     start % NSEC_PER_SEC / NSEC_PER_USEC, entry_name(call->entry), text,
+                     start % NSEC_PER_SEC / NSEC_PER_USEC, call->entry->name, text,
                      name ? name : number, (now - start) / NSEC_PER_USEC);
     /* A full disk must not change what the caller sees. */
     if (write(fd, line, (size_t)n) < 0)
