@@ -151,29 +151,17 @@ library_path(void *library, const char *name)
 static int
 drv_init(struct drv *drv, struct drv_error *err)
 {
-    const char *call = "cuInit";
-    CUresult result = drv->cu.cuInit(0);
-    if (result == CUDA_SUCCESS) {
-        call = "cuDriverGetVersion";
-        result = drv->cu.cuDriverGetVersion(&drv->version);
-    }
-    int n_devices = 0;
-    if (result == CUDA_SUCCESS) {
-        call = "cuDeviceGetCount";
-        result = drv->cu.cuDeviceGetCount(&n_devices);
-    }
-    if (result != CUDA_SUCCESS) {
-        const char *name, *text;
-        result_words(drv, result, &name, &text);
-        error_set(err, call, (int)result, "%s: %s: %s (%d): %s", drv->path, call, name,
-                  (int)result, text);
-        return -ENODEV;
-    }
-    if (n_devices == 0) {
-        error_set(err, call, 0, "%s: no device", drv->path);
-        return -ENODEV;
-    }
-    return 0;
+    struct drv_error why;
+    int n_devices;
+    if (DRV_CALL(drv, &why, cuInit, 0) < 0 ||
+        DRV_CALL(drv, &why, cuDriverGetVersion, &drv->version) < 0 ||
+        DRV_CALL(drv, &why, cuDeviceGetCount, &n_devices) < 0)
+        error_set(err, why.call, why.result, "%s: %s", drv->path, why.message);
+    else if (n_devices == 0)
+        error_set(err, "cuDeviceGetCount", 0, "%s: no device", drv->path);
+    else
+        return 0;
+    return -ENODEV;
 }
 
 static int
