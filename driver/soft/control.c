@@ -3,7 +3,6 @@
 #include "control.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -12,27 +11,8 @@
 #include "soft.h"
 #include "trace.h"
 
-/* A reply that is being written; what does not fit is cut off. */
-struct text {
-    char *at;
-    size_t left; /* with the final 0 */
-};
-
-PRINTF(2, 3)
-
-static void
-text_add(struct text *text, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(text->at, text->left, format, args);
-    va_end(args);
-    size_t taken = n < 0 ? 0 : (size_t)n < text->left ? (size_t)n : text->left - 1;
-    text->at += taken;
-    text->left -= taken;
-}
-
-/* Each command gets what is behind its name and returns 0 or -errno. */
+/* Each command gets what is behind its name and returns 0 or -errno. Of its reply what does not fit
+ * is cut off. */
 
 static uint64_t
 calls_of(const char *function, bool *ret_known)
@@ -50,24 +30,24 @@ calls_of(const char *function, bool *ret_known)
 }
 
 static int
-do_calls(const char *args, struct text *reply)
+do_calls(const char *args, FILE *reply)
 {
     bool known;
     uint64_t n = calls_of(args, &known);
     if (*args && !known)
         return -ENOENT;
     if (*args) {
-        text_add(reply, "%" PRIu64 "\n", n);
+        fprintf(reply, "%" PRIu64 "\n", n);
         return 0;
     }
     for (int i = 0; i < N_ENTRIES; i++)
         if (soft->watch.n_calls[i])
-            text_add(reply, "%s %" PRIu64 "\n", entry_points[i].name, soft->watch.n_calls[i]);
+            fprintf(reply, "%s %" PRIu64 "\n", entry_points[i].name, soft->watch.n_calls[i]);
     return 0;
 }
 
 static int
-do_reset(const char *args, struct text *reply UNUSED)
+do_reset(const char *args, FILE *reply UNUSED)
 {
     if (*args)
         return -EINVAL;
@@ -77,7 +57,7 @@ do_reset(const char *args, struct text *reply UNUSED)
 }
 
 static int
-do_live(const char *args, struct text *reply)
+do_live(const char *args, FILE *reply)
 {
     static const char *const objects[] = {
         [OBJECT_CONTEXT] = "contexts", [OBJECT_STREAM] = "streams", [OBJECT_EVENT] = "events",
@@ -98,15 +78,15 @@ do_live(const char *args, struct text *reply)
         return -EINVAL;
     for (size_t i = 0; i < ARRAY_SIZE(objects); i++)
         if (objects[i])
-            text_add(reply, "%s %zu\n", objects[i], object_count((enum object_kind)i));
+            fprintf(reply, "%s %zu\n", objects[i], object_count((enum object_kind)i));
     for (size_t i = 0; i < ARRAY_SIZE(ranges); i++)
         if (ranges[i])
-            text_add(reply, "%s %zu\n", ranges[i], range_count((enum range_kind)i));
+            fprintf(reply, "%s %zu\n", ranges[i], range_count((enum range_kind)i));
     return 0;
 }
 
 static int
-do_fail(const char *args, struct text *reply UNUSED)
+do_fail(const char *args, FILE *reply UNUSED)
 {
     int r = fault_add(&soft->watch.faults, args);
     if (r == 0)
@@ -115,7 +95,7 @@ do_fail(const char *args, struct text *reply UNUSED)
 }
 
 static int
-do_clear(const char *args, struct text *reply UNUSED)
+do_clear(const char *args, FILE *reply UNUSED)
 {
     if (*args)
         return -EINVAL;
@@ -145,19 +125,19 @@ fault_device(const char *args, int n_wanted)
 }
 
 static int
-do_fault(const char *args, struct text *reply UNUSED)
+do_fault(const char *args, FILE *reply UNUSED)
 {
     return fault_device(args, 2);
 }
 
 static int
-do_vanish(const char *args, struct text *reply UNUSED)
+do_vanish(const char *args, FILE *reply UNUSED)
 {
     return fault_device(args, 1);
 }
 
 static int
-do_delay(const char *args, struct text *reply UNUSED)
+do_delay(const char *args, FILE *reply UNUSED)
 {
     uint64_t delay_us, seed = 0;
     int end = 0, n = sscanf(args, "%" SCNu64 " %n%" SCNu64 " %n", &delay_us, &end, &seed, &end);
@@ -172,7 +152,7 @@ do_delay(const char *args, struct text *reply UNUSED)
 
 struct command {
     const char *name;
-    int (*run)(const char *args, struct text *reply);
+    int (*run)(const char *args, FILE *reply);
 };
 
 static const struct command commands[] = {
@@ -183,7 +163,6 @@ static const struct command commands[] = {
 int
 caid_softcuda_control(const char *command, char *reply, size_t size)
 {
-    struct text text = {reply, size};
     size_t n = command ? strcspn(command, " ") : 0;
     int r = -EOPNOTSUPP;
     char why[128];
@@ -192,11 +171,15 @@ caid_softcuda_control(const char *command, char *reply, size_t size)
     *reply = '\0';
     if (watch_setup() < 0)
         return -EINVAL;
+    FILE *out = fmemopen(reply, size, "w");
+    if (!out)
+        return -ENOMEM;
     for (size_t i = 0; n && i < ARRAY_SIZE(commands); i++)
         if (strlen(commands[i].name) == n && strncmp(commands[i].name, command, n) == 0)
-            r = commands[i].run(command + n + strspn(command + n, " "), &text);
+            r = commands[i].run(command + n + strspn(command + n, " "), out);
     if (r < 0)
-        text_add(&text, "error: %s\n", strerror_r(-r, why, sizeof(why)));
+        fprintf(out, "error: %s\n", strerror_r(-r, why, sizeof(why)));
+    fclose(out);
     return r;
 }
 
