@@ -43,12 +43,6 @@ legacy_context_release(const struct drv *drv, CUdevice device, struct drv_error 
     return DRV_CALL(drv, err, cuDevicePrimaryCtxRelease, device);
 }
 
-static int
-enter(const struct drv *drv, CUcontext context, struct drv_error *err)
-{
-    return DRV_CALL(drv, err, cuCtxPushCurrent, context);
-}
-
 static void
 leave(const struct drv *drv)
 {
@@ -62,7 +56,7 @@ legacy_alloc_create(const struct drv *drv, CUcontext context, size_t size,
                     struct legacy_alloc *ret, struct drv_error *err)
 {
     CUdeviceptr ptr = 0;
-    int r = enter(drv, context, err);
+    int r = DRV_CALL(drv, err, cuCtxPushCurrent, context);
 
     if (r < 0)
         return r;
@@ -80,7 +74,7 @@ legacy_alloc_export(const struct drv *drv, CUcontext context, const struct legac
                     CUipcMemHandle *ret, struct drv_error *err)
 {
     CUipcMemHandle handle;
-    int r = enter(drv, context, err);
+    int r = DRV_CALL(drv, err, cuCtxPushCurrent, context);
 
     if (r < 0)
         return r;
@@ -96,7 +90,7 @@ legacy_alloc_release(const struct drv *drv, CUcontext context, struct legacy_all
                      struct drv_error *err)
 {
     CUdeviceptr ptr = alloc->ptr;
-    int r = enter(drv, context, err);
+    int r = DRV_CALL(drv, err, cuCtxPushCurrent, context);
 
     *alloc = (struct legacy_alloc){0};
     if (r < 0)

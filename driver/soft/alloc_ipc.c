@@ -33,36 +33,25 @@ soft_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
     return CUDA_SUCCESS;
 }
 
-/* What the context has opened by this ticket, or NULL. What another process offers can be open in
- * one context of a device at a time: INVALID_HANDLE in any other. Needs the map's lock. */
+/* Counts one more opening of what the context has opened by this ticket, which takes no other
+ * process; *ret is 0 when it has not. What another process offers can be open in one context of a
+ * device at a time: INVALID_HANDLE in any other. Needs the map's lock. */
 static CUresult
-opened_find(const struct share_ticket *ticket, const struct context *context,
-            struct range **ret)
+opened_again(const struct share_ticket *ticket, const struct context *context, CUdeviceptr *ret)
 {
     struct range *range;
-    *ret = NULL;
+    *ret = 0;
     RB_FOREACH(range, range_tree, &soft->ranges.usable) {
         if (range->kind != RANGE_OPENED || range->ordinal != context->device->ordinal ||
             range->opened.socket != ticket->socket)
             continue;
         if (range->context != context->object.handle)
             return CUDA_ERROR_INVALID_HANDLE;
-        if (memcmp(range->opened.id, ticket->id, sizeof(ticket->id)) == 0)
-            *ret = range;
-    }
-    return CUDA_SUCCESS;
-}
-
-/* Counts one more opening of what is open already, which takes no other process; *ret is 0 when it
- * is not. Needs the map's lock. */
-static CUresult
-opened_again(const struct share_ticket *ticket, const struct context *context, CUdeviceptr *ret)
-{
-    struct range *range;
-    RETURN_IF(opened_find(ticket, context, &range));
-    if (range)
+        if (memcmp(range->opened.id, ticket->id, sizeof(ticket->id)) != 0)
+            continue;
         range->n_opens++;
-    *ret = range ? range->start : 0;
+        *ret = range->start;
+    }
     return CUDA_SUCCESS;
 }
 

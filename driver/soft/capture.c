@@ -37,12 +37,6 @@ soft_cuGraphDestroy(CUgraph handle)
 
 /* Calls that a capture forbids. */
 
-static bool
-is_any(const struct stream *stream UNUSED)
-{
-    return true;
-}
-
 /* Of a thread that is not relaxed: its own, and others' in mode GLOBAL if it is in that itself. */
 static bool
 is_forbidden_here(const struct stream *stream)
@@ -54,14 +48,15 @@ is_forbidden_here(const struct stream *stream)
            thread_get()->capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
 }
 
-/* Returns the answer where there was one of these. Needs the order lock. */
+/* Returns the answer where there was one of these (NULL: any). Needs the order lock. */
 static CUresult
 captures_spoil(struct context *context, bool (*is_one)(const struct stream *), CUresult answer)
 {
     CUresult result = CUDA_SUCCESS;
     struct stream *stream;
     LIST_FOREACH(stream, &context->streams, context_link) {
-        if (stream->capture.status == CU_STREAM_CAPTURE_STATUS_NONE || !is_one(stream))
+        if (stream->capture.status == CU_STREAM_CAPTURE_STATUS_NONE ||
+            (is_one && !is_one(stream)))
             continue;
         stream->capture.status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
         result = answer;
@@ -95,7 +90,7 @@ context_forbid_capture(struct context *context)
     if (soft->n_captures == 0)
         return CUDA_SUCCESS;
     LOCKED(&context->order);
-    return captures_spoil(context, is_any, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    return captures_spoil(context, NULL, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
 CUresult

@@ -87,7 +87,6 @@ soft_cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, si
                            CUmemcpyAttributes *attributes, size_t *firsts, size_t n_attributes,
                            CUstream stream)
 {
-    size_t ignored;
-    struct batch batch = {to, from, sizes, count, attributes, firsts, n_attributes};
-    return batch_copy(&batch, &ignored, stream);
+    return soft_cuMemcpyBatchAsync(to, from, sizes, count, attributes, firsts, n_attributes,
+                                   NULL, stream);
 }

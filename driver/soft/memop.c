@@ -208,9 +208,9 @@ word_from(const CUstreamBatchMemOpParams *params, struct word *ret)
 }
 
 /* All of the batch or nothing. */
-static CUresult
-memop_submit(CUstream handle, unsigned int count, const CUstreamBatchMemOpParams *params,
-             unsigned int flags)
+CUresult
+soft_cuStreamBatchMemOp_v2(CUstream handle, unsigned int count,
+                           CUstreamBatchMemOpParams *params, unsigned int flags)
 {
     HOLD(stream, stream, handle);
     if (count == 0)
@@ -232,22 +232,13 @@ memop_submit(CUstream handle, unsigned int count, const CUstreamBatchMemOpParams
     return stream_submit(stream, &TAKE_PTR(memop)->op, NULL);
 }
 
-/* Entry points. */
-
-CUresult
-soft_cuStreamBatchMemOp_v2(CUstream stream, unsigned int count,
-                           CUstreamBatchMemOpParams *params, unsigned int flags)
-{
-    return memop_submit(stream, count, params, flags);
-}
-
 #define WORD(symbol, type, member, operation)                                \
     CUresult soft_##symbol(CUstream stream, CUdeviceptr address, type value, \
                            unsigned int flags)                               \
     {                                                                        \
         CUstreamBatchMemOpParams params = {                                  \
             .waitValue = {operation, address, {.member = value}, flags, 0}}; \
-        return memop_submit(stream, 1, &params, 0);                          \
+        return soft_cuStreamBatchMemOp_v2(stream, 1, &params, 0);            \
     }
 
 WORD(cuStreamWaitValue32_v2, cuuint32_t, value, CU_STREAM_MEM_OP_WAIT_VALUE_32)

@@ -16,12 +16,11 @@ int
 trace_expand(const char *path, char *ret, size_t size)
 {
     size_t n = 0;
-    while (*path) {
-        int add = path[0] == '%' && path[1] == 'p'
-                      ? snprintf(ret + n, size - n, "%d", (int)getpid())
-                      : snprintf(ret + n, size - n, "%c", *path);
-        path += path[0] == '%' && path[1] == 'p' ? 2 : 1;
-        n += (size_t)add;
+    for (; *path; path++) {
+        bool pid = strncmp(path, "%p", 2) == 0;
+        n += (size_t)(pid ? snprintf(ret + n, size - n, "%d", (int)getpid())
+                          : snprintf(ret + n, size - n, "%c", *path));
+        path += pid;
         if (n >= size)
             return -ENAMETOOLONG;
     }

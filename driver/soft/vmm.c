@@ -3,6 +3,7 @@
 #include "memory.h"
 
 #include <fcntl.h>
+#include <string.h>
 #include <sys/mman.h>
 
 /* Passes a new allocation to the caller: its only reference is the handle's. */
@@ -332,8 +333,7 @@ static CUresult
 range_set_access(struct range *range, const CUmemAccessDesc *desc, size_t count)
 {
     uint8_t device_access[SOFT_MAX_DEVICES];
-    for (int i = 0; i < SOFT_MAX_DEVICES; i++)
-        device_access[i] = range->device_access[i];
+    memcpy(device_access, range->device_access, sizeof(device_access));
     for (size_t i = 0; i < count; i++)
         device_access[desc[i].location.id] = (uint8_t)desc[i].flags;
     int access = range_widest(device_access);
@@ -341,8 +341,7 @@ range_set_access(struct range *range, const CUmemAccessDesc *desc, size_t count)
                (access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_WRITE : 0);
     if (mprotect((void *)range->start, range->size, prot) < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    for (int i = 0; i < SOFT_MAX_DEVICES; i++)
-        range->device_access[i] = device_access[i];
+    memcpy(range->device_access, device_access, sizeof(device_access));
     range->access = access;
     return CUDA_SUCCESS;
 }
