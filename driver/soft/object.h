@@ -58,29 +58,30 @@ struct object *object_take(uint64_t handle, enum object_kind kind);
  * returns NULL; both take NULL. TYPE_unrefp() is for _cleanup_(). TYPE_by_handle() is
  * object_get(), TYPE_end_handle() object_take(). For a type whose first member is its struct
  * object. */
-#define OBJECT_REFS(type, kind)                                          \
-    UNUSED static inline struct type *type##_ref(struct type *counted)   \
-    {                                                                    \
-        if (counted)                                                     \
-            object_ref(&counted->object);                                \
-        return counted;                                                  \
-    }                                                                    \
-    UNUSED static inline struct type *type##_unref(struct type *counted) \
-    {                                                                    \
-        if (counted)                                                     \
-            object_unref(&counted->object);                              \
-        return NULL;                                                     \
-    }                                                                    \
-    UNUSED static inline struct type *type##_by_handle(uint64_t handle)  \
-    {                                                                    \
-        void *found = object_get(handle, kind);                          \
-        return found;                                                    \
-    }                                                                    \
-    UNUSED static inline struct type *type##_end_handle(uint64_t handle) \
-    {                                                                    \
-        void *ended = object_take(handle, kind);                         \
-        return ended;                                                    \
-    }                                                                    \
+#define OBJECT_REFS(type, kind)                                             \
+    _Static_assert(offsetof(struct type, object) == 0, "its first member"); \
+    UNUSED static inline struct type *type##_ref(struct type *counted)      \
+    {                                                                       \
+        if (counted)                                                        \
+            object_ref(&counted->object);                                   \
+        return counted;                                                     \
+    }                                                                       \
+    UNUSED static inline struct type *type##_unref(struct type *counted)    \
+    {                                                                       \
+        if (counted)                                                        \
+            object_unref(&counted->object);                                 \
+        return NULL;                                                        \
+    }                                                                       \
+    UNUSED static inline struct type *type##_by_handle(uint64_t handle)     \
+    {                                                                       \
+        void *found = object_get(handle, kind);                             \
+        return found;                                                       \
+    }                                                                       \
+    UNUSED static inline struct type *type##_end_handle(uint64_t handle)    \
+    {                                                                       \
+        void *ended = object_take(handle, kind);                            \
+        return ended;                                                       \
+    }                                                                       \
     DEFINE_CLEANUP(struct type *, type##_unref)
 
 /* struct TYPE *NAME: what TYPE_get() gives for a handle, until the end of the block. Where it gives
