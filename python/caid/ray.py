@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays between Ray's actors: on one machine by reference, between machines by value. Needs a Ray that takes
-tensor transports (``ray.experimental.register_tensor_transport``; 2.60 has it).
+"""Arrays between Ray's actors and tasks: on one machine by reference, between machines by value.
 
 >>> import caid.ray                                   # before the actors are created
 >>> @ray.remote(enable_tensor_transport=True)
@@ -10,10 +9,12 @@ tensor transports (``ray.experimental.register_tensor_transport``; 2.60 has it).
 ...         return caid.default_client().ones(1 << 20, "<f4")
 >>> ref = Loader.remote().load.remote()
 >>> ray.get(trainer.train.remote(ref))                # an actor of the same machine opens it: no copy
->>> ref = caid.ray.put(a)                             # within an actor
+>>> ref = caid.ray.put(a)                             # anywhere
 
 The actor that made an object keeps its arrays, by a ticket for any number of receivers, until nobody has the
 ObjectRef. A receiver has an array of its own, which it closes, or which ends with its last reference.
+
+``tensor_transport="caid"`` needs a Ray that takes tensor transports (2.60 does); :func:`put` any.
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ from typing import Any
 
 import numpy
 import ray
-from ray.experimental import TensorTransportManager, TensorTransportMetadata, register_tensor_transport
-from ray.experimental.rdt.tensor_transport_manager import CommunicatorMetadata
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+try:
+    from ray.experimental import TensorTransportManager, TensorTransportMetadata, register_tensor_transport
+    from ray.experimental.rdt.tensor_transport_manager import CommunicatorMetadata
+except ImportError:
+    TensorTransportManager = TensorTransportMetadata = object
+    register_tensor_transport = None
 
 from . import _default
 from ._array import Array
@@ -45,9 +52,49 @@ _kept: dict[str, list[Reference]] = {}  # of this process's objects
 
 
 def put(value: Any) -> ray.ObjectRef:
-    """``ray.put()`` for what has caid's arrays in it: the actor that calls it keeps them, and nothing is
-    copied until another machine wants them."""
-    return ray.put(value, _tensor_transport=_NAME)
+    """``ray.put()`` of an Array, or of anything in an arena's memory: nothing is copied until another machine
+    wants it. Each ``ray.get()`` gives an array of its own.
+
+    An actor of a Ray with tensor transports keeps it itself, and `value` may be anything that has Arrays in
+    it. Elsewhere a small actor that is made on this node keeps it, and ends with the ObjectRef.
+
+    TypeError: the memory is no daemon's. RayTaskError: the new actor may not open it.
+    """
+    if register_tensor_transport and ray.get_runtime_context().get_actor_id():
+        return ray.put(value, _tensor_transport=_NAME)
+    with Reference(value) as reference:
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        owner = _Owner.options(scheduling_strategy=here).remote(reference._kept[0][0]._socket, reference)
+        return ray.put(_Owned(ray.get(owner.reference.remote()), owner))
+
+
+@ray.remote(num_cpus=0)
+class _Owner:
+    """Keeps an array. Ray ends it with its last handle: one is in the object that :func:`put` has made."""
+
+    def __init__(self, socket, reference):
+        with reference.open(_default.client_of(socket)) as array:
+            self._reference = Reference(array)
+
+    def reference(self):
+        return self._reference
+
+    def value(self):
+        return _value(self._reference)
+
+
+class _Owned:
+    """What arrives as an array."""
+
+    def __init__(self, reference, owner):
+        self._told = reference, owner
+
+    def __reduce__(self):
+        return _opened, self._told
+
+
+def _opened(reference, owner):
+    return reference.open() if reference.here() else _made(reference, ray.get(owner.value.remote()))
 
 
 @dataclass
@@ -145,13 +192,16 @@ def _serve(_actor, obj_id, indices):
         references = _kept.get(obj_id)
         if references is None:
             raise not_found(f"object {obj_id} is not kept any more")
-        views = [references[i]._kept[0][1].view() for i in indices]
-    values = []
-    for view in views:
-        with view:
-            values.append(numpy.empty(view.nbytes, "u1"))
-            view.copy_to_host(memoryview(values[-1]))
-    return values
+        references = [references[i] for i in indices]
+    return [_value(reference) for reference in references]
+
+
+def _value(reference):
+    """The bytes of an array that this process keeps, in C order."""
+    with reference._kept[0][1].view() as array:
+        value = numpy.empty(array.nbytes, "u1")
+        array.copy_to_host(memoryview(value))
+        return value
 
 
 def _made(reference, value):
@@ -163,4 +213,5 @@ def _made(reference, value):
         return array
 
 
-register_tensor_transport(_NAME, ["cuda"], Transport, Array)
+if register_tensor_transport:
+    register_tensor_transport(_NAME, ["cuda"], Transport, Array)

@@ -2,11 +2,13 @@
 """The actors of test_ray.py."""
 
 import functools
+import importlib
 
 import caid
 import caid.ray
 import numpy
 import ray
+from engines import n_copies
 
 TYPES = ["?", "i1", "<u2", ">i4", "<f8", "<c16", "<M8[ns]", [("a", "<i2"), ("b", "<f8", (2,))]]
 
@@ -44,6 +46,10 @@ class Actor:
         """Bytes that have left this actor."""
         return self.n_served
 
+    def copies(self, _array=None):
+        """That the driver of this actor has made by now: the array has come before."""
+        return n_copies()
+
     @ray.method(tensor_transport="caid")
     def make(self, seed):
         with self.client.empty(*(lambda a: (a.shape, a.dtype))(twin(seed)[0])) as whole:
@@ -58,6 +64,18 @@ class Actor:
     def put(self, n, value):
         with self.client.full(n, value, "<i8") as a:
             return [caid.ray.put(a)]  # a ref within a list stays one
+
+    def put_of_an_older_ray(self, n, value):
+        """Without tensor transports."""
+        import ray.experimental as experimental
+
+        register = experimental.__dict__.pop("register_tensor_transport")
+        try:
+            older = importlib.reload(caid.ray)
+        finally:
+            experimental.register_tensor_transport = register
+        with self.client.full(n, value, "<i8") as a:
+            return [older.put(a)]
 
     def is_right(self, got):
         with got["array"] as a:

@@ -53,6 +53,10 @@ def test_by_reference_within_and_by_value_between(start, machines):
         assert ray.get([near.is_right.remote(ref), far.is_right.remote(ref)]) == [True, True], seed
     assert ray.get(maker.served.remote()) == sum(twin(seed)[1].nbytes for seed in range(N_SEEDS))
     ref = maker.full.remote(4, 7)
+    ray.wait([ref])
+    actors = maker, near, far
+    before = ray.get([actor.copies.remote() for actor in actors])
+    assert [ray.get(actor.copies.remote(ref)) for actor in actors] == [n + (actor is far) for n, actor in zip(before, actors)]
     assert ray.get(near.first.remote(ref, write=8)) == 7
     assert ray.get(far.first.remote(ref, write=9)) == 8  # its own
     assert ray.get(near.first.remote(ref)) == 8
@@ -65,12 +69,24 @@ def test_by_reference_within_and_by_value_between(start, machines):
     wait_until_nothing_is_left(machines)
 
 
-def test_a_drivers_array_is_for_its_machine(start, machines):
-    with caid.default_client().full(4, 3, "<i8") as a:
-        ref = caid.ray.put(a)
-    assert ray.get(start(0).first.remote(ref)) == 3
+@pytest.mark.parametrize("older", [False, True], ids=["driver", "older_ray"])
+def test_an_owner_is_made_where_there_is_none(start, machines, older):
+    """For an array of a driver's, and of anybody's in a Ray without tensor transports."""
+    near, far, putter = start(0), start(1), start(0)
+    if older:
+        (ref,) = ray.get(putter.put_of_an_older_ray.remote(4, 3))
+    else:
+        with caid.default_client().full(4, 3, "<i8") as a:
+            ref = caid.ray.put(a[::2])
+    assert ray.get(near.first.remote(ref, write=5)) == 3
+    assert ray.get(far.first.remote(ref, write=6)) == 5
+    assert ray.get(near.first.remote(ref)) == 5
+    with ray.get(ref) as a, ray.get(ref) as b:
+        assert (a.shape, a.ptr) == (b.shape, b.ptr) and a.copy_to_host().tolist() == [5] * a.size
     del ref
     wait_until_nothing_is_left(machines)
+    with pytest.raises(TypeError):
+        caid.ray.put(5)
 
 
 def test_two_receive_from_each_other(start, machines):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What test_dask.py runs at Dask's workers, which import little."""
 
-import ctypes
 import gc
 import random
 import sys
@@ -11,6 +10,7 @@ import caid
 import distributed
 import frameworks
 import numpy
+from engines import driver_calls
 
 
 class Counts(distributed.WorkerPlugin):
@@ -47,10 +47,8 @@ def total(x):
     return int(x.copy_to_host().sum())
 
 
-def driver_calls(_after=None):
-    reply = ctypes.create_string_buffer(1 << 16)
-    assert ctypes.CDLL(caid.softcuda_path()).caid_softcuda_control(b"calls", reply, len(reply)) >= 0
-    return sum(int(line.split()[1]) for line in reply.value.decode().splitlines())
+def n_calls(_after=None):
+    return driver_calls()
 
 
 def install_cupy():

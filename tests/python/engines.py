@@ -8,7 +8,7 @@ import sys
 
 import caid
 import pytest
-from conftest import wait_until
+from conftest import softcuda, wait_until
 from numba_suite import PYTHON
 
 N_KILLS = int(os.environ.get("CAID_STRESS_KILLS", "10"))
@@ -31,6 +31,17 @@ def two_machines():
     with contextlib.ExitStack() as stack:
         envs = [{"CAID_MACHINE_ID": digit * 32} for digit in "12"]
         yield [stack.enter_context(caid.LocalDaemon(env=env)) for env in envs]
+
+
+def driver_calls(*beginnings):
+    """How many calls of this process's software driver have had these names: all, without any."""
+    calls = (line.split() for line in softcuda("calls").splitlines())
+    return sum(int(n) for name, n in calls if name.startswith(beginnings or ""))
+
+
+def n_copies():
+    """And allocations."""
+    return driver_calls("cuMemcpy", "cuMemCreate")
 
 
 def left(machines):

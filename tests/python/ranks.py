@@ -23,7 +23,8 @@ import caid.mpi  # noqa: E402
 import caid.storage  # noqa: E402
 import caid.weights  # noqa: E402
 import models  # noqa: E402
-from conftest import softcuda, wait_until  # noqa: E402
+from conftest import wait_until  # noqa: E402
+from engines import n_copies  # noqa: E402
 
 STRUCT = numpy.dtype([("a", "<i2"), ("b", "<f8", (2,))])
 TYPES = ["?", "i1", "<u2", ">i4", "<f8", "<c16", "<M8[ns]", "f2", STRUCT]
@@ -120,12 +121,6 @@ def layouts():
         total = [sum(counts[way] for counts in COMM.allgather(comm.counts)) for way in ("sent", "received")]
         assert total == [expected.nbytes] * 2, (seed, total, expected.nbytes)
     nothing_left(client)
-
-
-def n_copies():
-    """Copies that this rank's driver was asked for, and allocations."""
-    calls = (line.split() for line in softcuda("calls").splitlines())
-    return sum(int(n) for name, n in calls if name.startswith(("cuMemcpy", "cuMemCreate")))
 
 
 def shared():

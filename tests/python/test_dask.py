@@ -24,7 +24,7 @@ distributed = pytest.importorskip("distributed", reason="Dask's distributed is n
 import caid.dask  # noqa: E402
 import dask.array  # noqa: E402
 from dask_work import (  # noqa: E402
-    Counts, driver_calls, forget_errors, held, install_cupy, make, make_cupy, n_allocated, slow_sum, total, total_cupy
+    Counts, forget_errors, held, install_cupy, make, make_cupy, n_allocated, n_calls, slow_sum, total, total_cupy
 )
 from distributed.protocol import deserialize, serialize  # noqa: E402
 
@@ -115,8 +115,8 @@ def test_by_reference_within_by_value_between(cluster, left, n):
 def test_opening_makes_no_driver_call_where_the_block_is_mapped(cluster, left):
     first, second = (cluster.submit(make, 1000, i, workers=["a0"]) for i in range(2))
     assert cluster.submit(total, first, workers=["a1"]).result() == 0
-    before = cluster.submit(driver_calls, workers=["a1"], pure=False).result()
-    after = cluster.submit(driver_calls, second, workers=["a1"], pure=False).result()
+    before = cluster.submit(n_calls, workers=["a1"], pure=False).result()
+    after = cluster.submit(n_calls, second, workers=["a1"], pure=False).result()
     assert after - before < 10
     del first, second
 
