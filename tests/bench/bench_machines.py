@@ -1,61 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs on many machines, simulated in this process without memory: what goes by reference and what by
-value, by the rule of caid.Reference, and that nothing is left. Prints the table of docs/SCALING.md.
+value, and that nothing is left. Prints the table of docs/SCALING.md.
 
 A worker that asks for an array gets it of one of its own machine, where one has it (as Dask and
 caid.mpi choose), by reference where that can be opened, else by value; then its daemon has it. By value alone, as
-without caid, each worker that asks gets the bytes.
+without caid, each worker that asks gets the bytes. test_reference.py runs the same jobs on daemons, by caid.Reference.
 """
 
 import collections
 import itertools
 import sys
-from typing import NamedTuple
-
-from caid import _reference
 
 GIB = 1 << 30
-
-
-class Place(NamedTuple):
-    """What a client tells of where it is."""
-
-    machine_id: str
-    daemon_id: str
 
 
 class Machine:
     """A daemon, its arrays, and who holds each."""
 
-    def __init__(self, number):
-        self.place = Place(f"{number:032x}", f"{number:032x}")
+    def __init__(self):
         self.holders = collections.defaultdict(set)  # by key
 
-    def reference(self, key):
-        array = None, None, 0, "r", (1,), (1,), ("|u1", 1, None), None, bytes(16), False, False
-        return _reference._made(*self.place, *array) if self.holders[key] else None
+    def hold(self, worker, key):
+        """One that the worker has made."""
+        self.holders[key].add(worker)
+
+    def take(self, worker, key, machine):
+        """One that is at that machine. Whether it came by reference."""
+        self.hold(worker, key)
+        return machine is self
+
+    def end(self, worker):
+        """It lets go of all that it has, or dies."""
+        for key, holders in list(self.holders.items()):
+            holders.discard(worker)
+            if not holders:
+                del self.holders[key]
 
 
 class Job:
     """Its workers, several to a machine; counts what is sent."""
 
-    def __init__(self, n_machines, n_each):
-        self.machines = [Machine(i) for i in range(n_machines)]
+    def __init__(self, n_machines, n_each, machine=Machine):
+        self.machines = [machine() for _ in range(n_machines)]
         self.of = [machine for machine in self.machines for _ in range(n_each)]
         self.references = self.network = self.local = self.by_value = self.peak = self.peak_by_value = 0
 
     def make(self, worker, key):
-        self.of[worker].holders[key].add(worker)
+        self.of[worker].hold(worker, key)
 
     def fetch(self, worker, key, source, nbytes):
         """The worker gets what `source` has made."""
         here, there = self.of[worker], self.of[source]
-        machine = here if here.holders[key] else there
-        if machine.reference(key).here(here.place):
+        if here.take(worker, key, here if key in here.holders else there):
             self.references += 1
         else:
             self.network += nbytes
-        here.holders[key].add(worker)
         self.by_value += nbytes if here is not there else 0
         self.local += nbytes if here is there else 0
 
@@ -66,13 +65,9 @@ class Job:
         copies = [sum(map(len, m.holders.values())) for m in self.machines]
         self.peak_by_value = max(self.peak_by_value, max(copies) * nbytes)
 
-    def forget(self):
-        """All workers forget all keys, or die: in whatever order, nothing is left."""
+    def end(self):
         for worker, machine in enumerate(self.of):
-            for key, holders in list(machine.holders.items()):
-                holders.discard(worker)
-                if not holders:
-                    del machine.holders[key]
+            machine.end(worker)
         assert not any(machine.holders for machine in self.machines)
 
 
@@ -115,10 +110,10 @@ JOBS = {  # bytes of each worker's array, or face
 }
 
 
-def run(pattern, nbytes, n_machines=64, n_each=8):
-    job = Job(n_machines, n_each)
+def run(pattern, nbytes, n_machines=64, n_each=8, machine=Machine):
+    job = Job(n_machines, n_each, machine)
     pattern(job, nbytes)
-    job.forget()
+    job.end()
     return job
 
 

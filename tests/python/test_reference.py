@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """References: what is sent in place of an array, and opened where it is."""
 
+import collections
 import contextlib
 import hashlib
 import hmac
+import itertools
 import multiprocessing.reduction
 import pathlib
 import pickle
@@ -18,6 +20,9 @@ import pytest
 from caid import _default
 from conftest import n_leases, wait_until
 from restarts import Restarts
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
+import bench_machines  # noqa: E402
 
 APP_ID = bytes.fromhex("5f0c7e3a91d44b628e17c26d30a9f548")
 MACHINES = "1" * 32, "2" * 32
@@ -208,13 +213,58 @@ def test_it_ends_with_its_makers_process(client, child):
         got.open(client)
 
 
+class Daemon(bench_machines.Machine):
+    """A machine of docs/SCALING.md's simulation for real: of a daemon, with a client for each worker, which has a
+    reference to what it has for its neighbours."""
+
+    numbers = itertools.count(1)
+
+    def __init__(self):
+        super().__init__()
+        self.daemon = caid.LocalDaemon(env={"CAID_MACHINE_ID": f"{next(self.numbers):032x}"})
+        self.clients = collections.defaultdict(self.daemon.connect)
+        self.references = {}
+
+    def hold(self, worker, key):
+        with self.clients[worker].full(1, worker) as a:
+            self.keep(worker, key, a)
+
+    def take(self, worker, key, machine):
+        holder = next(iter(machine.holders[key]))
+        reference, client = received(machine.references[holder, key]), self.clients[worker]
+        is_here = reference.here(client)
+        with reference.open(client) if is_here else client.empty(reference.shape, reference.dtype) as a:
+            self.keep(worker, key, a)
+        return is_here
+
+    def keep(self, worker, key, a):
+        super().hold(worker, key)
+        self.references[worker, key] = caid.Reference(a)
+
+    def end(self, worker):
+        """Every other one dies. Its daemon has what others hold, and no more."""
+        super().end(worker)
+        if worker % 2:
+            self.clients[worker].close()
+        for of in [of for of in self.references if of[0] == worker]:
+            self.references.pop(of).close()
+        wait_until(lambda: self.clients[None].status().arrays == len(self.holders))
+        if not self.holders:
+            for client in self.clients.values():
+                client.close()
+            self.daemon.stop()
+
+
+@pytest.mark.parametrize("pattern", [bench_machines.broadcast, bench_machines.shuffle, bench_machines.halo])
+def test_jobs_on_daemons_as_simulated(pattern):
+    real, simulated = (bench_machines.run(pattern, 8, 2, 4, machine) for machine in (Daemon, bench_machines.Machine))
+    counts = [(job.references, job.network, job.by_value, job.peak) for job in (real, simulated)]
+    assert counts[0] == counts[1] and 0 not in counts[0][:3]
+
+
 @hypothesis.given(st.integers(1, 6), st.integers(1, 4))
 def test_jobs_on_many_machines(n_machines, n_each):
     """Of the simulation that docs/SCALING.md has its table of: what goes between machines goes once."""
-    sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
-    import bench_machines
-
-    sys.path.pop()
     job = bench_machines.run(bench_machines.broadcast, 8, n_machines, n_each)
     n, others = n_machines * n_each, (n_machines - 1) * n_each
     assert (job.network, job.references) == (8 * (n_machines - 1), n - n_machines)
