@@ -7,6 +7,7 @@ import os
 import pathlib
 import random
 import signal
+import subprocess
 import sys
 import time
 
@@ -286,6 +287,20 @@ def test_bytes_arrive(client, monkeypatch, family, values):
                     assert got.copy_to_host().tobytes() == view(values).tobytes()
                 del frames
             del sent
+
+
+def test_own_tests(daemons):
+    """Those of distributed, whose packages have none: CAID_DASK_TESTS is distributed/protocol/tests of its sources.
+    What is pickled has a name, and these arrays have none."""
+    folder = os.environ.get("CAID_DASK_TESTS")
+    if folder is None:
+        pytest.skip("no CAID_DASK_TESTS")
+    names = "test_serialize or test_dumps_serialize or test_memmap or test_non_zero_strided_array"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "dask_own", "-k"]
+    command += [f"({names}) and not (serializers2 or large or custom)"]
+    command += [os.path.join(folder, name) for name in ("test_numpy.py", "test_cupy.py")]
+    done = subprocess.run(command, env={**os.environ, **daemons["a"].env}, capture_output=True, text=True)
+    assert done.returncode == 0 and "0 arrays were caid's" not in done.stdout.splitlines(), done.stdout
 
 
 def test_who_is_elsewhere_or_unknown_gets_no_reference(client):
