@@ -7,10 +7,13 @@ import fnmatch
 import json
 import math
 import os
+import sys
+import types
 
 import models
 import numpy
 import pytest
+from arenas import Foreign, fill
 from conftest import wait_until
 from hypothesis import given, settings, strategies as st
 
@@ -162,6 +165,25 @@ def test_an_array_in_another_order_is_saved_as_it_reads(client, tmp_path):
         with pytest.raises(error):
             weights.save(name, tmp_path / "not", client=client)
     assert os.listdir(tmp_path) == ["m"]
+
+
+def test_a_matrix_and_its_transpose_are_two_tensors(client, tmp_path, monkeypatch):
+    """Of the same bytes, and shape where it is square; the same matrix by two keys is one."""
+    values = numpy.arange(9, dtype="<i4").reshape(3, 3)
+    with client.arena() as arena, contextlib.ExitStack() as stack:
+        x = arena.allocate(values.nbytes)
+        fill(client, x, values.reshape(-1))
+        for key, strides in ("a", None), ("b", (4, 12)), ("c", None):
+            arena.publish(f"of/{key}", Foreign(x, (3, 3), "<i4", strides=strides))
+        parts = {key: stack.enter_context(client.open(f"of/{key}")) for key in "abc"}
+        client.publish_many("m/", parts)
+    weights.save("m", tmp_path / "m", client=client)
+    once = {key: ("I32", (3, 3), some.tobytes()) for key, some in (("a", values), ("b", values.T))}
+    assert models.read(tmp_path / "m") == (once, {"c": "a"})
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(from_dlpack=caid.Array.copy_to_host))
+    with weights.open("m", client=client) as w:
+        taken = w.torch()
+    assert taken["a"] is taken["c"] and (taken["a"] == values).all() and (taken["b"] == values.T).all()
 
 
 # --- a part of it, or converted ------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Callable, NamedTuple
 from .. import _staging
 from ._plan import CHUNK
 from ._safetensors import header_of
+from ._weights import elements_of
 
 
 class _Chunk(NamedTuple):
@@ -42,12 +43,11 @@ def _without_tied(opened):
     safetensors.torch.save_model() has it."""
     arrays, tied, first = {}, {}, {}
     for key, array in opened.items():
-        memory = array._memory
-        place = (memory.block, memory.offset, array.shape, array._layout.element)
-        if memory.block and place in first:
-            tied[key] = first[place]
+        at = elements_of(array) or key
+        if at in first:
+            tied[key] = first[at]
         else:
-            first[place] = key
+            first[at] = key
             arrays[key] = array
     return arrays, tied
 

@@ -33,6 +33,14 @@ def parse(name: str) -> tuple[str, int | None]:
     return prefix_of(model), int(version)
 
 
+def elements_of(array: Array) -> tuple | None:
+    """What arrays of a set are equal in that are one array; None of no elements, which have no memory."""
+    memory, layout = array._memory, array._layout
+    if not memory.block:
+        return None
+    return memory.block, memory.offset, layout.shape, layout.strides, layout.element
+
+
 class Weights(Mapping[str, Array]):
     """One version of a model: what :func:`caid.weights.open` gives. A mapping of the tensors' names, in
     byte order, to arrays.
@@ -167,10 +175,10 @@ class Weights(Mapping[str, Array]):
 
     def _taken(self, take):
         """One array under two keys is one tensor, as a module with tied weights has it."""
-        taken: dict[tuple, Any] = {}
+        taken: dict[Any, Any] = {}
         tensors = {}
         for key, array in self.items():
-            at = (array.ptr or key, array.shape, array._layout.element)
+            at = elements_of(array) or key
             if at not in taken:
                 taken[at] = take(array)
             tensors[key] = taken[at]
