@@ -76,8 +76,136 @@ u[cupy.array([5, 6])] = 9
 expected[[5, 6]] = 9
 assert (contents(u) == expected).all() and u[5, 5] == 9
 assert (u[np.array([1, 5])] == expected[[1, 5]]).all()
+
+class Foreign:  # whose memory is written as soon as it is released
+    array = cupy.full((30, 40), 3, "f4")
+    def release():
+        with cupy.cuda.Stream(non_blocking=True) as other:
+            Foreign.array.fill(4)
+            other.synchronize()
+    __gt_data_interface__ = {"gpu": {**array.__cuda_array_interface__, "stream": None, "release": release}}
+
+spin = cupy.RawKernel('extern "C" __global__ void spin(long long n)'
+                      '{ long long from = clock64(); while (clock64() - from < n); }', "spin")
+cupy.cuda.get_current_stream().synchronize()
+with cupy.cuda.Stream(non_blocking=True):
+    u[...] = Foreign()
+    Foreign.array.fill(3)  # all of it is compiled
+    spin((1,), (1,), (1,))
+    cupy.cuda.Device().synchronize()
+    spin((1,), (1,), (600_000_000,))
+    u[...] = Foreign()
+assert (contents(u) == 3).all()
 print("right")
 """
+
+
+# On a stream p of the library: fill(a, value) comes late. Elsewhere: take() reads what a dict tells of.
+LATE = {
+    "numba": """
+if not hasattr(np, "row_stack"):
+    np.row_stack = np.vstack
+from numba import cuda
+p, q = cuda.stream(), cuda.stream()
+
+@cuda.jit
+def late(x, value):
+    for _ in range(300):
+        cuda.nanosleep(1_000_000)
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        x[i] = value
+
+def fill(a, value):
+    late[64, 256, p](a, value)
+
+def take(told):
+    found = cuda.from_cuda_array_interface(told, s).copy_to_host(stream=q)
+    q.synchronize()
+    return found
+""",
+    "cupy": """
+import cupy
+p, q = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+late = cupy.RawKernel('extern "C" __global__ void late(int *x, int n, int value) {'
+                      '    for (long long from = clock64(); clock64() - from < 600000000;) {}'
+                      '    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)'
+                      '        x[i] = value; }', "late")
+
+class Described:
+    def __init__(self, told):
+        self.__cuda_array_interface__ = told
+
+def fill(a, value):
+    with p:
+        late((64,), (256,), (cupy.asarray(a), np.int32(a.size), np.int32(value)))
+
+def take(told):
+    with q:
+        found = cupy.asarray(Described(told)).copy()
+        q.synchronize()
+    return found.get()
+""",
+}
+OF_PENDING = """
+import os
+from caid.storage._interface import data_interface
+
+class DataArray:
+    __gt_data_interface__ = property(data_interface)
+    def __init__(self, data):
+        self.data, self.dims = data, "I"
+
+def write(value):
+    with cs.fields(write=[s], device="gpu", stream=p) as (a,):
+        fill(a, value)
+
+def told(side="gpu"):
+    return s.__gt_data_interface__[side]
+
+def acquired():
+    mine = told()
+    mine["acquire"]()
+    return take({key: mine[key] for key in ("shape", "typestr", "strides", "data", "version")})
+
+def acquired_on_the_host():
+    told(None)["acquire"]()
+    return np.array(s._host)
+
+def fields(device):
+    with cs.fields(read=[DataArray(s)], device=device) as (a,):
+        return np.array(a) if device is None else a.copy_to_host()
+
+def put():
+    t = cs.zeros(s.shape, s.dtype)
+    t[...] = DataArray(s)
+    return t.to_numpy()
+
+looks = [
+    lambda: take(told()), acquired, lambda: fields("gpu"), lambda: fields(None), put,
+    lambda: cs.storage(DataArray(s), device=None).to_numpy(),
+]
+s = cs.zeros(1 << 16, "i4", {options})
+if s._host is not None:
+    looks.append(acquired_on_the_host)
+write(0)  # all is compiled before it has to be quick
+assert (take(told()) == 0).all()
+for value, look in enumerate(looks, 1):
+    write(value)
+    os.environ["CAID_CAI_SYNC"] = "0"
+    assert (take(told()) == value - 1).all(), "it was to be late"
+    del os.environ["CAID_CAI_SYNC"]
+    found = look()
+    assert (found == value).all(), (value, found)
+print("right")
+"""
+
+
+@pytest.mark.parametrize("library", LATE)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "CPUStorage"])
+def test_work_on_a_stream_is_waited_for(daemon, library, kind):
+    needs(library)
+    script = PREAMBLE + LATE[library] + OF_PENDING.replace("{options}", KINDS[kind])
+    assert run(daemon.env, script) == "right\n"
 
 
 # Each of two processes adds one, on both sides.

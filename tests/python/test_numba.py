@@ -17,6 +17,7 @@ import threading
 import numpy as np
 from numba import cuda
 import caid
+import caid.storage as cs
 from conftest import NON_BLOCKING, Stream
 
 twin = np.arange(24, dtype="<f4").reshape(4, 6)
@@ -76,6 +77,19 @@ with caid.connect(sys.argv[1]) as c, c.create("weights", (4, 6), "<f4") as a:
                 assert (cuda.as_cuda_array(inside).copy_to_host() == expected).all()
                 inside.close()
         s.close()
+
+    # So it is with what a storage tells of itself.
+    for managed in (None, "gt4py", "cuda"):
+        s, g = Stream(NON_BLOCKING), cs.zeros(1000, "<i4", device="gpu", managed=managed, client=c)
+        g.synchronize()
+        s.hold_up()
+        with cs.fields(write=[g], device="gpu", stream=s.number) as (v,):
+            s.fill(v, 7)
+        threading.Timer(0.05, s.gate.set).start()
+        n = cuda.from_cuda_array_interface(g.__gt_data_interface__["gpu"], g)
+        assert (n.copy_to_host() == 0x07070707).all(), managed
+        s.close()
+        del g, n, v
 print("right")
 """
 

@@ -20,6 +20,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multi
 
 import caid
 import caid.storage as cs
+from caid.storage._interface import data_interface
 
 KINDS = {
     cs.CPUStorage: {},
@@ -711,6 +712,57 @@ def test_work_on_a_stream_is_waited_for(daemon, hold, kind):
         with cs.fields(read=[s], device="gpu", stream=stream.number) as (a,):
             assert (a.copy_to_host() == 9).all()
         del s, t, a
+
+
+class DataArray:
+    """What of xarray's the data interface uses."""
+
+    __gt_data_interface__ = property(data_interface)
+
+    def __init__(self, data):
+        self.data, self.dims = data, "IJ"[: len(data.shape)]
+
+
+def of_data_array(read):
+    return lambda s: read(DataArray(s))
+
+
+# Of the device's buffer, then of the host's.
+LOOKS = {
+    "the stream": lambda s: caid.from_cuda_array_interface(s.__gt_data_interface__["gpu"], s).copy_to_host(),
+    "acquire": through_dict("gpu"),
+    "DataArray": of_data_array(by_fields("gpu")),
+    "copied": of_data_array(by_fields(None)),
+    "set": of_data_array(lambda s: (t := cs.zeros(s.data.shape, "u1"), t.__setitem__(..., s)) and t.to_numpy()),
+    "storage": of_data_array(lambda s: cs.storage(s, device=None).to_numpy()),
+    "ordered": None,
+    "acquire on the host": through_dict(None),
+    "wrapped on the host": lambda s: cs.as_storage(s, device=None).to_numpy(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:a DataArray has no buffer:RuntimeWarning")
+@pytest.mark.parametrize("kind, look", [
+    (kind, look) for kind in list(KINDS)[1:] for look in LOOKS
+    if not (look.endswith("host") and kind is not cs.CUDAManagedGPUStorage)
+])
+def test_what_a_storage_tells_of_waits_for_work_on_a_stream(daemon, hold, kind, look):
+    stream, start, other = hold
+    with daemon.connect() as client:
+        s = cs.zeros((4, 4), "u1", client=client, **KINDS[kind])
+        s.synchronize()
+        start()
+        with cs.fields(write=[s], device="gpu", stream=stream.number) as (a,):
+            stream.fill(a, 7)
+        if LOOKS[look]:
+            found = LOOKS[look](s)
+        else:
+            found = caid.pinned_array((4, 4), "u1")
+            s.host_to_device(stream=other.number)
+            other.read(a, found)
+            other.synchronize()
+        assert (found == 7).all()
+        del s, a
 
 
 def test_streams_come_after_each_other(daemon, hold):

@@ -8,7 +8,7 @@ from typing import Any, Literal, Sequence
 
 import numpy
 
-from .. import _array, _default
+from .. import _array, _default, _pending
 from .._errors import invalid, unsupported
 from . import _layout
 from ._interface import array_of, interface_of
@@ -278,6 +278,8 @@ def _wrap(made, host, device, sync_state):
     if made.device is None:
         if host is None:
             raise invalid("device None: the data has no buffer on the host")
+        if device is not None:  # which is the same memory
+            _pending.wait(device._memory)
         return host, None
     if made.managed is None:
         if device is None:

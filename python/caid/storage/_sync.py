@@ -136,8 +136,6 @@ class SyncState:
         if is_wanted or not stream:
             self._settle()
         if not is_wanted:
-            if not stream and modified == self.SYNC_HOST_DIRTY:
-                _pending.wait(self._device._memory)
             return
         memory = self._device._memory
         mark = _pending.mark(memory.client, max(memory.mapped_device, 0), stream) if stream else None

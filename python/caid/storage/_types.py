@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from .. import _array, _cai, _geometry, _pending
+from .. import _cai, _geometry, _pending
 from .._errors import unsupported
 from . import _layout
 from ._memory import allocate
@@ -177,22 +177,16 @@ class Storage:
     @property
     def __gt_data_interface__(self) -> dict[str | None, dict[str, Any]]:
         """dict: "gpu" and None to what describes these buffers, with the functions that are to be called
-        before it is used ("acquire") and after it was written ("touch")."""
+        before it is used ("acquire") and after it was written ("touch"). The device's names the stream of
+        the work that caid knows of, as ``__cuda_array_interface__`` does; "acquire" waits for it."""
         told: dict[str | None, dict[str, Any]] = {}
         if self._host is not None:
-            told[None] = self._described(self._host, self.device_to_host, self.set_host_modified)
+            functions = {"acquire": self.device_to_host, "touch": self.set_host_modified}
+            told[None] = {**self._host.__array_interface__, "strides": self._host.strides, **functions}
         if self._array is not None:
-            told["gpu"] = self._described(self._array, self.host_to_device, self.set_device_modified)
-        return told
-
-    def _described(self, side, acquire, touch):
-        readonly = side.readonly if isinstance(side, _array.Array) else not side.flags.writeable
-        descr = {} if self.dtype.names is None else {"descr": self.dtype.descr}
-        return {
-            "shape": self.shape, "typestr": self.dtype.str, "strides": side.strides, **descr,
-            "data": (address_of(side), readonly), "version": 3, "halo": self._halo,
-            "acquire": acquire, "touch": touch,
-        }
+            functions = {"acquire": self.host_to_device, "touch": self.set_device_modified}
+            told["gpu"] = {**self._array.__cuda_array_interface__, "strides": self._array.strides, **functions}
+        return {side: {**each, "halo": self._halo} for side, each in told.items()}
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Of the side that is up to date, the device's where both are."""
@@ -206,12 +200,23 @@ class Storage:
 
     def device_to_host(self, *, force: bool = False, stream: Any = 0) -> None:
         """Copies from the device to the host where the device's buffer is modified, or by `force`;
-        they are in sync then. With a stream the copy is enqueued there."""
-        self._bring(None, stream, force=force)
+        they are in sync then. With a stream the copy is enqueued there. It comes after the work that caid
+        knows of; so does what follows this where there is one buffer, and nothing is copied."""
+        self._acquire(None, stream, force)
 
     def host_to_device(self, *, force: bool = False, stream: Any = 0) -> None:
         """The other way."""
-        self._bring("gpu", stream, force=force)
+        self._acquire("gpu", stream, force)
+
+    def _acquire(self, device, stream, force):
+        """What comes next, on the stream or without one, uses a side that is up to date and done."""
+        self._bring(device, stream, force=force)
+        if self._array is None:
+            return
+        if stream:
+            _pending.order(self._array._memory, stream)
+        elif device is not None or self._sync is None:
+            _pending.wait(self._array._memory)
 
     def set_device_modified(self) -> None:
         """Says that the device's buffer is modified: it is copied before the host's is used again."""
@@ -553,5 +558,7 @@ def _on_device(value, cupy):
         from ._interface import ForeignField
 
         with ForeignField(value, "gpu") as array:
-            return cupy.array(array)
+            copy = cupy.array(array)
+            cupy.cuda.get_current_stream().synchronize()
+            return copy
     return cupy.asarray(value if hasattr(value, "__cuda_array_interface__") else on_host(value))
