@@ -26,6 +26,7 @@ from . import (
     _geometry,
     _interface,
     _metadata,
+    _missing,
     _names,
     _pending,
     _stream,
@@ -128,7 +129,9 @@ class Array(OfProcess, Closing):
     allocations of an arena, as bytes, and arrays in one. They arrive as arrays of
     :func:`caid.default_client`, or of one for the sender's daemon where root or the same user runs that.
     ``pickle`` alone sends the name, and opens its generation: whoever holds the array keeps it until
-    then.
+    then. What cannot be opened where it arrives is an Array all the same: shape, type and name are known, it
+    can be closed and sent on, and what would reach its memory raises the reason (NotFoundError,
+    AccessError, NoDaemonError, CorruptError, …).
     """
 
     __slots__ = (
@@ -401,11 +404,12 @@ class Array(OfProcess, Closing):
         if self.closed:
             return f"<caid.Array{name} closed>"
         mode = "r" if self.readonly else "rw"
+        what = f"{name} shape={self.shape} typestr={self._layout.element.told!r}"
+        why = _missing.why(self)
+        if why is not None:
+            return f"<caid.Array{what} missing: {type(why).__name__}: {why}>"
         memory = "" if self.memory in ("device", None) else f" memory={self.memory!r}"
-        return (
-            f"<caid.Array{name} shape={self.shape} typestr={self._layout.element.told!r}"
-            f" device={self.device}{memory} mode={mode!r}>"
-        )
+        return f"<caid.Array{what} device={self.device}{memory} mode={mode!r}>"
 
     # --- views ------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import functools
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
-from . import _arena, _array, _bracket, _cai, _default, _geometry, _imports, _pending, _typestr
+from . import _arena, _array, _bracket, _cai, _default, _geometry, _imports, _missing, _pending, _typestr
 from ._array import Array
 from ._errors import (
     AbandonedError,
@@ -167,7 +167,12 @@ class Reference(Closing):
             This process does not see that device.
         NoDaemonError
             Nobody listens at this process's socket.
+        CorruptError
+            What the reference says cannot be, or is not so of the array.
         """
+        flaw = self._flaw()
+        if flaw is not None:
+            raise corrupt(f"a reference that nobody has made so: its {flaw} cannot be")
         client = client or _default.client_at(self.daemon_id)
         if not self._is_at(client):
             raise not_found(
@@ -179,7 +184,7 @@ class Reference(Closing):
             if self._follows:  # what is done here comes after its sender's work, or who writes now
                 with _bracket.of_array(array, False, _pending.own_stream(array._memory), None):
                     pass
-            return array if self._start is None else self._part_of(array)
+            return self._whole(array) if self._start is None else self._part_of(array)
         except BaseException:
             array.close()
             raise
@@ -201,16 +206,28 @@ class Reference(Closing):
             self.name, mode, pool=self.pool, generation=self.generation, device=device
         )
 
+    def _flaw(self):
+        """The field that cannot be as it is, or None: anybody may have written what has arrived."""
+        for slot, is_valid in _FIELDS.items():
+            if not is_valid(getattr(self, slot)):
+                return slot.lstrip("_")
+        return None if len(self.shape) == len(self.strides) else "strides"
+
+    def _whole(self, array):
+        told = array._layout
+        same = (self.shape, self._element) == (told.shape, told.element)
+        if not same or not _geometry.is_contiguous(self.shape, self.strides, told.strides):
+            raise corrupt(f"{self!r} is not to what is there: {array!r}")
+        return array
+
     def _part_of(self, whole):
         memory, element, start = whole._memory, self._element, self._start
-        shape, strides = _geometry.dims("shape", self.shape), _geometry.dims("strides", self.strides)
         _, room = _geometry.extent(whole.shape, whole.strides, whole.itemsize)
-        low, high = _geometry.extent(shape, strides, element.itemsize)
-        inside = low == high or 0 <= start + low <= start + high <= room
-        if not inside or min(shape, default=0) < 0 or len(shape) != len(strides):
+        low, high = _geometry.extent(self.shape, self.strides, element.itemsize)
+        if low != high and not 0 <= start + low <= start + high <= room:
             raise corrupt(f"a part of {whole._label} that is not within its {room} bytes")
         layout = whole._layout._replace(
-            ptr=memory.ptr + start, shape=shape, strides=strides, element=element
+            ptr=memory.ptr + start, shape=self.shape, strides=self.strides, element=element
         )
         part = _array.make(memory.share(), layout, root=False)
         whole.close()
@@ -239,30 +256,68 @@ class Reference(Closing):
     def __reduce__(self):
         if self._kept == []:
             raise closed_error(f"{self!r} is closed")
-        state = [getattr(self, slot) for slot in _SENT]
+        state = [getattr(self, slot) for slot in _FIELDS]
         if self._kept:
             state[-1] = isinstance(self._kept[0][1], Array) and _follows(self._kept[0][1])
         return _arrived, tuple(state)
 
     def __repr__(self):
+        flaw = self._flaw()
+        if flaw is not None:
+            return f"<caid.Reference: its {flaw} cannot be>"
         name = "" if self.name is None else f" {self.name!r}"
         typestr = self._told[0]
         return f"<caid.Reference{name} {self.shape} {typestr!r} at daemon {self.daemon_id or 'unknown'}>"
 
 
-_SENT = Reference.__slots__[:-1]
+def _is_text(x):
+    return isinstance(x, str)
+
+
+def _is_text_or_none(x):
+    return x is None or _is_text(x)
+
+
+def _is_int(x, least=-1 << 63):
+    return type(x) is int and least <= x < 1 << 64
+
+
+def _are_ints(x, least=-1 << 63):
+    return type(x) is tuple and all(_is_int(each, least) for each in x)
+
+
+# What is sent, in this order, and what it has to be.
+_FIELDS = {
+    "machine_id": _is_text,
+    "daemon_id": _is_text,
+    "pool": _is_text_or_none,
+    "name": _is_text_or_none,
+    "generation": lambda x: _is_int(x, 0),
+    "mode": lambda x: x in ("r", "rw"),
+    "shape": lambda x: _are_ints(x, 0),
+    "strides": _are_ints,
+    "_told": lambda x: type(x) is tuple and len(x) == 3 and _typestr.is_told(*x),
+    "_start": lambda x: x is None or _is_int(x),
+    "_ticket": lambda x: x is None or (type(x) is bytes and len(x) == _TICKET_SIZE),
+    "_once": lambda x: type(x) is bool,
+    "_follows": lambda x: type(x) is bool,
+}
+_TICKET_SIZE = 16  # CAID_TICKET_SIZE
 
 
 def _made(*sent, kept=None):
     reference = object.__new__(Reference)
-    for slot, value in zip(_SENT, sent):
+    for slot, value in zip(_FIELDS, sent):
         setattr(reference, slot, value)
     reference._kept = kept
     return reference
 
 
 def _arrived(*sent):
-    return _made(*sent)
+    return _made(*(sent if len(sent) == len(_FIELDS) else [None] * len(_FIELDS)))
+
+
+_NOTHING = _made("", "", None, None, 0, "r", (0,), (1,), ("|u1", 1, None), None, None, True, False)
 
 
 # --- making them ----------------------------------------------------------------------------
@@ -270,19 +325,34 @@ def _arrived(*sent):
 
 def by_name(array: Any) -> tuple:
     """What ``pickle`` sends: where the name is. Whoever unpickles it opens that generation."""
+    if _is_missing(array):
+        return array._memory.sent
     reference = _by_name(array)
     return _open_at, (array._memory.client._socket, reference)
 
 
 def by_ticket(x: Any) -> tuple:
     """What multiprocessing sends; of an Allocation, too, which arrives as an array of bytes."""
+    if _is_missing(x):
+        return x._memory.sent
     sent, client = _with_ticket(x, True)
     return _open_at, (client._socket, _made(*sent))
 
 
 def _open_at(socket, reference):
-    """Which of this user's daemons it is, the sender's socket says; Reference.open() asks nobody."""
-    return reference.open(_default.client_of(socket))
+    """Which of this user's daemons it is, the sender's socket says; Reference.open() asks nobody. Raises
+    nothing: the Array does, where its memory is asked for."""
+    try:
+        if not _is_text(socket) or "\0" in socket:
+            raise corrupt("an array whose daemon's socket cannot be")
+        return reference.open(_default.client_of(socket))
+    except Exception as e:
+        told = reference if reference._flaw() is None else _NOTHING
+        return _missing.array(told, e, (_open_at, (socket, reference)))
+
+
+def _is_missing(x):
+    return isinstance(x, Array) and not x.closed and _missing.why(x) is not None
 
 
 def _by_name(array):

@@ -73,6 +73,18 @@ def element_of(typestr, itemsize, descr):
     return named(typestr) or _checked(Element(typestr, itemsize, descr))
 
 
+def is_told(typestr, itemsize, descr):
+    """Whether it is what element_of() takes, of a type that arrays can have."""
+    if type(itemsize) is not int:  # 4.0 would be taken for 4 by its cache
+        return False
+    try:
+        element = element_of(typestr, itemsize, descr)
+    except (TypeError, ValueError):
+        return False
+    known = element if element.name else _parse(typestr)
+    return known is not None and known.itemsize == itemsize
+
+
 def named(name):
     """The element of a type that the array interface has no word for; None for another name."""
     if name not in NAMED:

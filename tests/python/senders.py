@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs in the other processes of test_pickle.py, which import little."""
 
+import contextlib
 import os
 
 import caid
@@ -41,11 +42,7 @@ def send_on(pipe):
 def receive(pipe):
     try:
         while True:
-            try:
-                a = pipe.recv()
-            except caid.NotFoundError:  # of a sender that was killed
-                continue
-            with a:
+            with pipe.recv() as a, contextlib.suppress(caid.NotFoundError):  # of a sender that was killed
                 values = a.copy_to_host()
                 assert (values == values[0]).all()
     except (EOFError, ConnectionResetError):

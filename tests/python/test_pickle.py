@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays that go to other processes through pickle and multiprocessing."""
 
+import asyncio
 import concurrent.futures
 import copy
+import gc
 import io
 import multiprocessing
 import os
 import pickle
 import random
 import time
+import traceback
+import weakref
 from multiprocessing.reduction import ForkingPickler
 
 import caid
@@ -17,6 +21,7 @@ import pytest
 from caid import _default
 from conftest import Held, PATIENCE_S, in_threads, n_leases, wait_until
 from hypothesis import given, strategies as st
+from members import STAYS, members, outcome
 from senders import answer, doubled, made, receive, send_on
 
 N_KILLS = int(os.environ.get("CAID_STRESS_KILLS", "100"))
@@ -36,6 +41,12 @@ def here(client, monkeypatch):
 def sent(array):
     """What multiprocessing would send."""
     return bytes(ForkingPickler.dumps(array))
+
+
+def refused(message, error, match=None):
+    """What has arrived says so where its memory is asked for."""
+    with pickle.loads(message) as a, pytest.raises(error, match=match):
+        a.copy_to_host()
 
 
 # --- one process ----------------------------------------------------------------------------
@@ -66,8 +77,7 @@ def test_a_ticket_is_taken_once_and_keeps_the_memory(client, here):
     assert [(holder.pid, holder.sent) for holder in kept.holders] == [(os.getpid(), True)]
     with pickle.loads(message) as b:
         assert b.copy_to_host().tolist() == [0, 1, 2, 3]
-        with pytest.raises(caid.NotFoundError, match=NOT_TAKEN):
-            pickle.loads(message)
+        refused(message, caid.NotFoundError, NOT_TAKEN)
     wait_until(lambda: n_leases(client) + n_leases(here) == 0)
 
 
@@ -75,8 +85,7 @@ def test_what_never_arrives_is_kept_until_its_sender_ends(client, here, daemon):
     with daemon.connect() as sender, sender.empty(4, "<i8") as a:
         message = sent(a)
     wait_until(lambda: n_leases(client) == 0)
-    with pytest.raises(caid.NotFoundError, match=NOT_TAKEN):
-        pickle.loads(message)
+    refused(message, caid.NotFoundError, NOT_TAKEN)
 
 
 @pytest.mark.parametrize("mode", ["r", "rw"])
@@ -112,8 +121,7 @@ def test_a_name_that_was_replaced_gives_what_was_sent(client, here):
         assert b.copy_to_host() == 7
     wait_until(lambda: n_leases(client) + n_leases(here) == 0)
     for gone in message, by_name:
-        with pytest.raises(caid.StaleError):
-            pickle.loads(gone)
+        refused(gone, caid.StaleError)
 
 
 def test_what_cannot_be_pickled_says_why(client, counted):
@@ -135,9 +143,73 @@ def test_a_part_outside_of_its_array_is_refused(client, here):
     with client.empty(4, "<i8") as a:
         take, (socket, reference) = ForkingPickler(io.BytesIO()).dispatch_table[caid.Array](a)
     reference._start = 8
-    with pytest.raises(caid.CorruptError, match="not within its 32 bytes"):
-        take(socket, reference)
+    with take(socket, reference) as b, pytest.raises(caid.CorruptError, match="not within its 32 bytes"):
+        b.copy_to_host()
     wait_until(lambda: n_leases(client) + n_leases(here) == 0)
+
+
+@pytest.fixture
+def gone(client, here):
+    """What has come of an array that was taken before, and closed."""
+    with client.empty((2, 3), "<i4") as a:
+        message = sent(a[:])
+    pickle.loads(message).close()
+    with pickle.loads(message) as b:
+        yield b
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_is_missing_says_why_where_its_memory_is_asked_for(gone):
+    for name in set(members(caid.Array)) - set(STAYS[caid.Array].split()):
+        said = asyncio.run(outcome(caid.Array, gone, name))
+        assert said.startswith("NotFoundError: ") and "taken already" in said, name
+
+
+def test_what_is_missing_is_known_closed_and_sent_on(gone, client):
+    assert (gone.shape, gone.strides, gone.typestr, gone.nbytes) == ((2, 3), (12, 4), "<i4", 24)
+    assert "shape=(2, 3)" in repr(gone) and "missing: NotFoundError" in repr(gone)
+    assert gone in {gone} and not gone.closed
+    for message in sent(gone), pickle.dumps(gone), sent(pickle.loads(sent(gone))):
+        refused(message, caid.NotFoundError, NOT_TAKEN)
+    gone.close()
+    assert gone.closed and "closed" in repr(gone)
+    with pytest.raises(caid.ClosedError):
+        sent(gone)
+
+
+def test_what_is_missing_keeps_nothing_of_those_that_ask(gone):
+    class Local:
+        pass
+
+    def ask(alive):
+        local = Local()
+        alive.append(weakref.ref(local))
+        with pytest.raises(caid.NotFoundError) as raised:
+            gone.copy_to_host()
+        return len(traceback.extract_tb(raised.value.__traceback__))
+
+    alive = []
+    assert ask(alive) == ask(alive) == ask(alive)
+    gc.collect()
+    assert not any(each() for each in alive)
+
+
+def test_whatever_keeps_an_array_from_being_opened_it_arrives(client, here, monkeypatch):
+    with client.empty(4, "<i8") as a:
+        message = sent(a)
+    with client.create("x", 4, "<i8") as a:
+        by_name = pickle.dumps(a)
+    client.unlink("x")
+    monkeypatch.setenv("CAID_SOCKET", "/nonexistent")
+    elsewhere = message.replace(client._socket.encode(), b"/" * len(client._socket.encode()))
+    refused(elsewhere, caid.NoDaemonError)
+    monkeypatch.undo()
+    monkeypatch.setenv("CAID_SOCKET", client._socket)
+    refused(message.replace(client.daemon_id.encode(), b"0" * 32), caid.NotFoundError, "by value")
+    refused(message.replace(b"<i8", b"<x8"), caid.CorruptError)
+    refused(message.replace(b"rw", b"xx"), caid.CorruptError)
+    refused(by_name, (caid.NotFoundError, caid.StaleError))
+    pickle.loads(message).close()
 
 
 def test_work_under_way_travels_as_a_fence(client, here, soft):

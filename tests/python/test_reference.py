@@ -17,7 +17,7 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy
 import pytest
-from caid import _default
+from caid import _default, _reference
 from conftest import n_leases, wait_until
 from restarts import Restarts
 
@@ -59,6 +59,35 @@ def test_any_number_opens_it_and_its_maker_ends_it(client, other, filled):
     with pytest.raises(caid.ClosedError):
         pickle.dumps(reference)
     reference.close()
+
+
+def forged(reference, **fields):
+    take, sent = reference.__reduce__()
+    return pickle.loads(pickle.dumps(take(*{**dict(zip(_reference._FIELDS, sent)), **fields}.values())))
+
+
+NOT_SO = {
+    "shape": [(3, 5), (3,), (-3, 4), (12, 1)],
+    "strides": [(16,), (4, 16)],
+    "_told": [("<i4", 4.0, None), ("<i8", 8, None), ("<x4", 4, None), ("int4", 4, None), ("|V4", 4, "[]")],
+    "_ticket": [b"short"],
+    "_start": [40, -8],
+}
+
+
+def test_a_forged_field_is_found_where_it_is_opened(filled, client):
+    with caid.Reference(filled) as reference:
+        for field in _reference._FIELDS:
+            for value in [1.5, {"a": 1}, [1], -1 << 70, (1, "x"), *NOT_SO.get(field, ())]:
+                got = forged(reference, **{field: value})
+                assert repr(got)
+                with pytest.raises(caid.CorruptError):
+                    got.open(client).close()
+        for sent in (), ("x",), reference.__reduce__()[1] + (1,):
+            got = _reference._arrived(*sent)
+            with pytest.raises(caid.CorruptError):
+                got.open(client).close()
+        assert values(forged(reference), client)[2] == [8, 9, 10, 11]
 
 
 def test_it_keeps_the_array(client, other):

@@ -547,7 +547,7 @@ def test_what_was_sent_arrives(restarts, child):
         wait_until(lambda: not here.unnamed())
         for message in messages:
             with pytest.raises(caid.NotFoundError, match="taken already, or its sender has ended"):
-                pickle.loads(message)
+                pickle.loads(message).synchronize()
 
 
 def test_all_come_back_where_no_more_may_connect(tmp_path):
@@ -584,7 +584,7 @@ def test_a_take_that_was_not_answered_is_done_once(restarts, deaf):
         with taken[0] as a:
             assert read(a) == 1
             with pytest.raises(caid.NotFoundError):
-                pickle.loads(message)
+                pickle.loads(message).synchronize()
         wait_until(lambda: not c.unnamed())
 
 
