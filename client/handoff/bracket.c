@@ -25,7 +25,7 @@
 #define FENCES_MAX (1u << 20)
 /* How long the answer to a cancellation is waited for. */
 #define CANCEL_NS (200 * NSEC_PER_MSEC)
-/* How long after its time the daemon has to say that it is over. */
+/* How long after its time the daemon has to answer. */
 #define GRACE_NS NSEC_PER_SEC
 
 enum bracket_state {
@@ -401,6 +401,17 @@ adopt_more(struct caid_client *client UNUSED, struct call *call UNUSED)
     return late_new(take_late);
 }
 
+/* How long an answer may take in the bracket's own time; UINT64_MAX: it has none. */
+static uint64_t
+time_left(const struct caid_bracket *bracket)
+{
+    uint64_t own_ns = bracket->deadline_ns, now_ns = clock_now_ns();
+
+    if (own_ns == 0 || own_ns == UINT64_MAX)
+        return UINT64_MAX;
+    return (own_ns > now_ns ? own_ns - now_ns : 0) + GRACE_NS;
+}
+
 /* Asks for the fences after those that came. Not under the lock. */
 static int
 ask_for_more(struct caid_bracket *bracket, struct caid_error *error)
@@ -415,7 +426,8 @@ ask_for_more(struct caid_bracket *bracket, struct caid_error *error)
                  .params = &params,
                  .take = take_more,
                  .adopt = adopt_more,
-                 .has_pages = true},
+                 .has_pages = true,
+                 .timeout_ns = min_u64(time_left(bracket), bracket->client->call_timeout_ns)},
         .bracket = bracket,
     };
 
@@ -593,6 +605,8 @@ ask(struct caid_bracket *bracket, struct caid_error *error)
         return r;
     bracket->params.bracket = ++client->brackets->last_id;
     bracket->asked_ns = clock_now_ns();
+    uint64_t left_ns = time_left(bracket);
+    bracket->begin.call.timeout_ns = left_ns == UINT64_MAX ? 0 : left_ns;
     r = standing_start(client, &bracket->begin, error);
     if (r == 0) {
         bracket->refs++;
@@ -639,7 +653,8 @@ fail_abandoned(const struct caid_bracket *bracket, struct caid_error *error)
                 bracket->names);
 }
 
-/* Has the lane, or the host, wait for all fences: 0, 1 for not within the time. */
+/* Has the lane, or the host, wait for all fences: 0, 1 for not by the deadline. Where the daemon
+ * does not tell them all, the begin ends. */
 static int
 wait_for_fences(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_error *error)
 {
@@ -648,10 +663,11 @@ wait_for_fences(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_
     int r = 0;
 
     while (r == 0 && bracket->more)
-        r = ask_for_more(bracket, &why);
-    if (r == 0)
-        r = lane_wait(bracket->client, bracket->lane, bracket->fences, bracket->n_fences,
-                      until_ns, &why);
+        r = ask_for_more(bracket, error);
+    if (r < 0)
+        return r;
+    r = lane_wait(bracket->client, bracket->lane, bracket->fences, bracket->n_fences, until_ns,
+                  &why);
     if (r > 0)
         return fail_abandoned(bracket, error);
     if (r == 0 || why.code != CAID_ERR_TIMEOUT)
@@ -702,23 +718,13 @@ enter(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_error *err
     return r;
 }
 
-/* By when there is to be an answer: in the bracket's own time, or else in that of every call. */
-static uint64_t
-answer_by(const struct caid_bracket *bracket)
-{
-    uint64_t own_ns = bracket->deadline_ns;
-
-    return own_ns == 0 || own_ns == UINT64_MAX ? bracket->begin.call.deadline_ns
-                                               : own_ns + GRACE_NS;
-}
-
 /* Waits for the daemon's answer: 1 for not yet. */
 static int
 wait_for_answer(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_error *error)
 {
     struct caid_client *client = bracket->client;
     uint64_t spin_until_ns = bracket->asked_ns + spin_for_ns(&client->brackets->spin);
-    uint64_t limit_ns = answer_by(bracket);
+    uint64_t limit_ns = bracket->begin.call.deadline_ns;
     struct caid_error unwanted;
 
     if (bracket->begin.state == STANDING_IDLE)

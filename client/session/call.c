@@ -239,13 +239,19 @@ send_once(struct caid_client *client, struct call *call, struct caid_error *erro
     return r < 0 ? 1 : call_post(client, call, error);
 }
 
+static uint64_t
+timeout_of(const struct caid_client *client, const struct call *call)
+{
+    return call->timeout_ns ? call->timeout_ns : client->call_timeout_ns;
+}
+
 /* Nothing has been sent: the call leaves nothing behind. */
 static int
 fail_unsent(const struct caid_client *client, const struct call *call, struct caid_error *error)
 {
     return fail(error, CAID_ERR_TIMEOUT,
                 "%s: the daemon took no %s request in %g s: is it stopped?", client->socket,
-                msg_method_name(call->method), (double)client->call_timeout_ns / NSEC_PER_SEC);
+                msg_method_name(call->method), (double)timeout_of(client, call) / NSEC_PER_SEC);
 }
 
 /* While blocks are to be forgotten, no call begins that could refer to them. Else 1 where the
@@ -273,7 +279,7 @@ call_start(struct caid_client *client, struct call *call, struct caid_error *err
 {
     int r;
 
-    call->deadline_ns = deadline_of(client->call_timeout_ns);
+    call->deadline_ns = deadline_of(timeout_of(client, call));
     while ((r = try_to_send(client, call, error)) > 0) {
         if (wait_to_send(client, call) == 0)
             continue;
@@ -582,7 +588,7 @@ call_wait(struct caid_client *client, struct call *call, struct caid_error *erro
         fail(&why, CAID_ERR_TIMEOUT,
              "%s: the daemon did not answer the %s request in %g s: is it stopped?",
              client->socket, msg_method_name(call->method),
-             (double)client->call_timeout_ns / NSEC_PER_SEC);
+             (double)timeout_of(client, call) / NSEC_PER_SEC);
     if (r != 0)
         late_give_up(client, call, &why);
     return call->r < 0 ? fail_again(error, &call->error) : call->r;

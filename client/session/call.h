@@ -55,6 +55,8 @@ struct call {
     /* Nobody waits for it in call_run(): told that it is over, with the client locked. */
     void (*end)(struct caid_client *client, struct call *call);
 
+    uint64_t timeout_ns; /* that the reply may take; 0: as any of the client's */
+
     uint64_t seq;
     uint64_t deadline_ns; /* from call_start() on: by when there is to be a reply */
     bool done;            /* nobody is to wait for it any more */
@@ -75,10 +77,9 @@ struct waiter {
 
 TAILQ_HEAD(waiter_list, waiter);
 
-/* Sends the request and waits until the reply has been taken, for as long as the client's calls
- * may take: then it is CAID_ERR_TIMEOUT, after a signal CAID_ERR_INTERRUPTED, and the call has been
- * given up. The client is entered
- * (client_enter()); its lock is dropped while waiting. */
+/* Sends the request and waits until the reply has been taken, for as long as that may take: then it
+ * is CAID_ERR_TIMEOUT, after a signal CAID_ERR_INTERRUPTED, and the call has been given up. The
+ * client is entered (client_enter()); its lock is dropped while waiting. */
 int call_run(struct caid_client *client, struct call *call, struct caid_error *error);
 
 /* The same of a thread that is not in the client yet: enters it, and leaves. */

@@ -98,7 +98,7 @@ class Bracket(OfProcess, Generic[_Views]):
         Raises
         ------
         TimedOutError
-            Others had not ended in time; also a TimeoutError.
+            Others had not ended in time, or the daemon did not answer; also a TimeoutError.
         AbandonedError
             An array to be read was left by a writer that died, or gave up.
         DeadlockError

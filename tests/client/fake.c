@@ -170,6 +170,13 @@ fake_main(void *arg)
 struct caid_client *
 fake_start(struct fake *fake, void (*script)(struct fake *fake), const void *data)
 {
+    return fake_start_within(fake, script, data, 0);
+}
+
+struct caid_client *
+fake_start_within(struct fake *fake, void (*script)(struct fake *fake), const void *data,
+                  uint64_t call_timeout_ns)
+{
     struct sockaddr_un address = {.sun_family = AF_UNIX};
 
     *fake = (struct fake){.dir = "/tmp/caid-test-XXXXXX", .script = script, .data = data};
@@ -181,7 +188,8 @@ fake_start(struct fake *fake, void (*script)(struct fake *fake), const void *dat
     must(listen(fake->listener, 1) == 0);
     must(pthread_create(&fake->thread, NULL, fake_main, fake) == 0);
 
-    OPTIONS(caid_connect_options, options, .socket = fake->path);
+    OPTIONS(caid_connect_options, options, .socket = fake->path,
+            .call_timeout_ns = call_timeout_ns);
     assert_ok(caid_connect(&fake->client, &options, &error));
     return fake->client;
 }

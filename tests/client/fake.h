@@ -35,6 +35,9 @@ struct fake {
 /* Starts it and connects to it. */
 struct caid_client *fake_start(struct fake *fake, void (*script)(struct fake *fake),
                                const void *data);
+/* The same, and its calls have so long. */
+struct caid_client *fake_start_within(struct fake *fake, void (*script)(struct fake *fake),
+                                      const void *data, uint64_t call_timeout_ns);
 /* Closes the client, and waits for the script's end. */
 void fake_stop(struct fake *fake);
 

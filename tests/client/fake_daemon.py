@@ -70,7 +70,7 @@ STATUS = {"server": "caid 0.1.0", "pid": 1, "uptime_ns": 1, "driver": "cuda",
 
 
 def answer(connection, answers):
-    with connection:
+    with connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         while packet := connection.recv(65536):
             if packet[1] != 0:  # a notification
                 continue
@@ -81,8 +81,7 @@ def answer(connection, answers):
                 result, fds = result()
             if isinstance(result, tuple):
                 error, result = {"code": result[0], "text": result[1]}, None
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                socket.send_fds(connection, [pack([1, number, error, result])], fds)
+            socket.send_fds(connection, [pack([1, number, error, result])], fds)
 
 
 @contextlib.contextmanager

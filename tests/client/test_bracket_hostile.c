@@ -134,10 +134,16 @@ static struct fixture {
 } f;
 
 static void
+begin_within(uint64_t call_timeout_ns, void (*script)(struct fake *fake), const void *data)
+{
+    f.client = fake_start_within(&f.fake, script, data, call_timeout_ns);
+    assert_ok(caid_array_open(f.client, &f.array, "x", NULL, &error));
+}
+
+static void
 begin(void (*script)(struct fake *fake), const void *data)
 {
-    f.client = fake_start(&f.fake, script, data);
-    assert_ok(caid_array_open(f.client, &f.array, "x", NULL, &error));
+    begin_within(0, script, data);
 }
 
 static void
@@ -312,6 +318,47 @@ CAID_TEST(bracket_hostile, a_portion_that_is_refused_ends_the_begin)
     end();
     cr_assert_eq(f.fake.n_ended, 1);
     cr_assert(f.fake.ended[0].undone);
+}
+
+static void
+script_silent_portion(struct fake *fake)
+{
+    enum msg_method method;
+
+    grant_with_more(fake);
+    while ((method = fake_request(fake)) != MSG_UNKNOWN)
+        if (method == MSG_BEGIN)
+            send_known(fake, MSG_BEGIN, 0, true);
+}
+
+/* Whichever time is over, the call's or the bracket's: nobody is given a bracket that has not
+ * begun, nor told for ever to ask again. */
+CAID_TEST(bracket_hostile, a_portion_that_does_not_come_ends_the_begin)
+{
+    static const struct {
+        uint64_t call_ns, own_ns;
+    } times[] = {{NSEC_PER_SEC, CAID_FOREVER},
+                 {NSEC_PER_SEC, 3600 * NSEC_PER_SEC},
+                 {3600 * NSEC_PER_SEC, NSEC_PER_MSEC}};
+
+    for (size_t i = 0; i < ARRAY_SIZE(times); i++) {
+        OPTIONS(caid_bracket_options, options, .reads = &f.array, .n_reads = 1,
+                .timeout_ns = times[i].own_ns);
+        struct caid_bracket *bracket = NULL;
+
+        begin_within(times[i].call_ns, script_silent_portion, NULL);
+        assert_failed(caid_bracket_begin(f.client, &bracket, &options, &error),
+                      CAID_ERR_TIMEOUT);
+        cr_assert(strstr(error.message, "fences request"), "%s", error.message);
+        cr_assert_null(bracket);
+        assert_ok(caid_bracket_start(f.client, &bracket, &options, &error));
+        assert_failed(caid_bracket_wait(bracket, CAID_FOREVER, &error), CAID_ERR_TIMEOUT);
+        assert_failed(caid_bracket_wait(bracket, 0, &error), CAID_ERR_TIMEOUT);
+        caid_bracket_free(bracket);
+        end();
+        cr_assert_eq(f.fake.n_ended, 2);
+        cr_assert(f.fake.ended[0].undone && f.fake.ended[1].undone);
+    }
 }
 
 /* ---- fences that were never signalled ---- */

@@ -7,7 +7,9 @@ import fcntl
 import json
 import os
 import random
+import struct
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -58,6 +60,37 @@ def test_metrics_that_do_not_get_on(tmp_path, page):
     with fake_daemon(tmp_path / "s", metrics=answer), caid.connect(str(tmp_path / "s")) as c:
         with pytest.raises(caid.ProtocolError):
             c.metrics()
+
+
+def test_a_begin_whose_fences_do_not_come(daemon, soft, tmp_path):
+    """The rest of them is asked for once, in the time of a call."""
+    asked, over = [], threading.Event()
+    page = bytearray(4096)
+    page[0:8] = page[64:72] = struct.pack("<Q", 1)  # of slot 0 one is submitted, and done
+
+    def grant():
+        fd = os.memfd_create("page", os.MFD_ALLOW_SEALING)
+        os.write(fd, page)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        fence = {"page": 7, "slot": 0, "value": 1}
+        pages = [{"page": 7, "size": len(page), "fd": 0}]
+        return {"fences": [fence], "pages": pages, "more": True}, [fd]
+
+    def fences():
+        asked.append("fences")
+        over.wait()
+        return {"fences": []}, []
+
+    with daemon.connect() as real:
+        device = {**DEVICE, "uuid": real.devices[0].uuid}
+    array = {"lease": 11, "array": 1, "nbytes": 0, "typestr": "|u1", "shape": [0], "device": device["uuid"]}
+    answers = {"open": {"pool": "uid:0", "arrays": [array], "blocks": []}, "begin": grant, "fences": fences}
+    with fake_daemon(tmp_path / "s", device, **answers):
+        with caid.connect(str(tmp_path / "s"), call_timeout=1) as c, c.open("x") as a:
+            with pytest.raises(caid.TimeoutError, match="fences request"):
+                a.read(timeout=5).begin()
+            over.set()
+    assert asked == ["fences"]
 
 
 # --- any record -----------------------------------------------------------------------------

@@ -70,7 +70,8 @@ int caid_bracket_begin(struct caid_client *client, struct caid_bracket **ret,
                        const struct caid_bracket_options *options, struct caid_error *error);
 /* The same in two: start asks, and does not wait. wait waits for the answer, at most timeout_ns,
  * and enqueues: 0, or 1 for not yet (call again); what is refused is over, CAID_ERR_TIMEOUT of the
- * options included. Between the two caid_bracket_free() gives it up. */
+ * options, and of a daemon that does not answer (call_timeout_ns), included. Between the two
+ * caid_bracket_free() gives it up. */
 int caid_bracket_start(struct caid_client *client, struct caid_bracket **ret,
                        const struct caid_bracket_options *options, struct caid_error *error);
 int caid_bracket_wait(struct caid_bracket *bracket, uint64_t timeout_ns,
