@@ -96,6 +96,9 @@ with cupy.cuda.Stream(non_blocking=True):
     spin((1,), (1,), (600_000_000,))
     u[...] = Foreign()
 assert (contents(u) == 3).all()
+records = cs.zeros((2,), [("a", "f4"), ("b", "i1")], {options})  # CuPy has no such type
+records[...] = np.array((1.5, 2), records.dtype)
+assert contents(records).tolist() == [(1.5, 2)] * 2
 print("right")
 """
 

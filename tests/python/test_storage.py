@@ -61,6 +61,10 @@ def device_array(values):
     return cs.storage(values, device="gpu", managed=None)._array
 
 
+def on_gpu(n):
+    return cs.ones((n,), device="gpu", managed=None)
+
+
 def n_copied():
     """Copies by this process so far."""
     calls = (line.split() for line in softcuda("calls").splitlines())
@@ -175,7 +179,21 @@ def test_search_order():
     (lambda: cs.as_storage(np.ones(3), device="gpu", managed="cuda"), "managed memory"),
     (lambda: cs.as_storage(np.ones(3), shape=(4,)), "shape"),
     (lambda: cs.as_storage(np.ones(3), dtype="f4"), "dtype"),
-    (lambda: cs.as_storage(np.ones(3), cs.empty((3,), device="gpu", managed=None)), "sync_state"),
+    (lambda: cs.as_storage(np.ones(3), on_gpu(3)), "sync_state"),
+    (lambda: cs.storage(np.ones(3), on_gpu(3)), "sync_state"),
+    (lambda: cs.storage(np.ones(3), on_gpu(4), sync_state=cs.SyncState()), r"\(3,\), float64 and \(4,\), float64"),
+    (lambda: cs.storage(np.ones(3, "f4"), on_gpu(3), sync_state=cs.SyncState()), "float32"),
+    (lambda: cs.as_storage(np.ones(3), on_gpu(4), sync_state=cs.SyncState()), "shape"),
+    (lambda: cs.storage(on_gpu(3), on_gpu(3), sync_state=cs.SyncState()), "no buffer on the host"),
+    (lambda: cs.as_storage(on_gpu(3), on_gpu(3), sync_state=cs.SyncState()), "no buffer on the host"),
+    (lambda: cs.as_storage(np.ones(3), on_gpu(3), managed=None), "both sides"),
+    (lambda: cs.as_storage(np.ones(3), on_gpu(3), managed="cuda"), "both sides"),
+    (lambda: cs.as_storage(np.ones(3), on_gpu(3), device=None), "both sides"),
+    (lambda: cs.as_storage(TwoSided(), managed=None), "both sides"),
+    (lambda: cs.as_storage(np.ones(3), device="gpu", sync_state=cs.SyncState()), "not given"),
+    (lambda: cs.as_storage(None, on_gpu(3), managed="gt4py", sync_state=cs.SyncState(HOST_DIRTY)), "not given"),
+    (lambda: cs.storage(Foreign(None, np.ones(3), [], data=None)), "no 'data'"),
+    (lambda: cs.storage(Foreign("cpu", np.ones(3), [])), "the key 'cpu'"),
 ])
 def test_what_is_refused(call, message):
     with pytest.raises(caid.InvalidError, match=message):
@@ -209,6 +227,28 @@ def test_creation(options):
     again[...] = 0
     assert contents(made)[2, 3] == 11
     assert cs.storage(copy=False, shape=(2, 2)).shape == (2, 2)
+
+
+@pytest.mark.parametrize("dtype", ["V3", "S3", "U2", "M8[s]", "?", [("a", "f4"), ("b", "S2")]])
+def test_zeros_and_ones_are_numpys(dtype, options):
+    for name in "zeros", "ones":
+        made = getattr(cs, name)((2, 3), dtype, **options)
+        like = getattr(cs, f"{name}_like")(cs.empty((2, 3), dtype, **options))
+        expected = getattr(np, name)((2, 3), dtype)
+        assert contents(made).tobytes() == contents(like).tobytes() == expected.tobytes()
+
+
+def test_of_two_buffers_the_newer_is_copied():
+    host, device = np.ones(3), on_gpu(3)
+    device[...] = 2
+    for state, value in (CLEAN, 1), (HOST_DIRTY, 1), (DEVICE_DIRTY, 2):
+        for kind, options in {**KINDS, cs.CPUStorage: {"device": None}}.items():
+            made = cs.storage(host, device, sync_state=cs.SyncState(state), **options)
+            assert type(made) is kind and (contents(made) == value).all()
+    for source in device, np.full(3, 2.0), [2.0] * 3, TwoSided(), device_array(np.full(3, 2.0)):
+        made = cs.storage(device_data=source)
+        assert made.device == "gpu" and (contents(made) == 2).all()
+        assert cs.storage(device_data=source, device=None).to_numpy().tolist() == [2.0] * 3
 
 
 def test_a_copy(options):
@@ -798,10 +838,18 @@ class Foreign:
 
     def __init__(self, side, values, said, **more):
         self.values, self.said = values, said
-        self.array = values if side is None else device_array(values)
-        interface = "__array_interface__" if side is None else "__cuda_array_interface__"
+        self.array = device_array(values) if side == "gpu" else values
+        interface = "__cuda_array_interface__" if side == "gpu" else "__array_interface__"
         functions = {name: lambda name=name: said.append((name, self)) for name in ("acquire", "touch", "release")}
         self.__gt_data_interface__ = {side: {**getattr(self.array, interface), **functions, **more}}
+
+
+class TwoSided:
+    """A field with ones on the host and twos on the device, which nobody keeps in sync."""
+
+    def __init__(self):
+        self.sides = Foreign(None, np.ones(3), []), Foreign("gpu", np.full(3, 2.0), [])
+        self.__gt_data_interface__ = {k: v for side in self.sides for k, v in side.__gt_data_interface__.items()}
 
 
 def test_a_foreign_field_is_asked_in_order():
@@ -878,6 +926,23 @@ def test_which_side_is_written():
     device.set_host_modified()
     s[...] = device
     assert s.sync_state.state == HOST_DIRTY
+    s[...] = TwoSided()
+    assert s.sync_state.state == DEVICE_DIRTY and (contents(s) == 2).all()
+    host[...] = TwoSided()
+    assert (host.to_numpy() == 1).all()
+
+
+@pytest.mark.parametrize("give", [
+    lambda s: s.to_cupy(), lambda s: s.device_data, lambda s: s.to_ndarray(),
+    lambda s: s.__dlpack__(), lambda s: s.data,
+])
+def test_who_gets_nothing_has_modified_nothing(give, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    s = cs.zeros((3,), "M8[s]", device="gpu")  # which no buffer of Python's has
+    s.synchronize()
+    with pytest.raises((ImportError, BufferError, ValueError)):
+        give(s)
+    assert s.sync_state.state == CLEAN
 
 
 # --- xarray ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy
 from .. import _array, _default, _pending
 from .._errors import invalid, unsupported
 from . import _layout
-from ._interface import array_of, interface_of
+from ._interface import ForeignField, array_of, interface_of
 from ._memory import allocate, new_host, opened, seen_by_device
 from ._sync import SyncState, address_of, state_of
 from ._types import Storage, make
@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 _FALLBACK = _layout.Parameters._field_defaults
+_WHICH = "data and device_data: sync_state is to say which of them is up to date"
 
 
 def _parameters(shape, dtype, given, found):
@@ -93,8 +94,10 @@ def empty(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> S
 
 
 def _new(made, contents):
-    """A storage with these contents, then with its name."""
+    """A storage with these contents, or what that function of NumPy's makes, then with its name."""
     new = make(made, *allocate(made))
+    if callable(contents):  # the zero of "S3" is not 0, and "V3" takes no number
+        contents = contents((), made.dtype)
     if contents is not ...:
         new[...] = contents
     if made.name is not None:
@@ -109,12 +112,12 @@ def full(shape: Sequence[int], fill_value: Any, dtype: Any = numpy.float64, **op
 
 def zeros(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> Storage:
     """A storage of zeros. See :func:`empty`."""
-    return full(shape, 0, dtype, **options)
+    return full(shape, numpy.zeros, dtype, **options)
 
 
 def ones(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> Storage:
     """A storage of ones. See :func:`empty`."""
-    return full(shape, 1, dtype, **options)
+    return full(shape, numpy.ones, dtype, **options)
 
 
 def empty_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
@@ -131,12 +134,12 @@ def full_like(data: Storage, fill_value: Any, dtype: Any = None, **options: Any)
 
 def zeros_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
     """zeros() with the parameters of another. See :func:`empty_like`."""
-    return full_like(data, 0, dtype, **options)
+    return full_like(data, numpy.zeros, dtype, **options)
 
 
 def ones_like(data: Storage, dtype: Any = None, **options: Any) -> Storage:
     """ones() with the parameters of another. See :func:`empty_like`."""
-    return full_like(data, 1, dtype, **options)
+    return full_like(data, numpy.ones, dtype, **options)
 
 
 # --- of data --------------------------------------------------------------------------------
@@ -151,16 +154,22 @@ def storage(
     Parameters
     ----------
     data, device_data : array_like, optional
-        On either side; one of them is enough. Without any the contents are undefined, and `shape` is
-        needed.
+        On either side; one of them is enough. With `device_data` the storage has a device unless that is
+        given. Without any the contents are undefined, and `shape` is needed.
     dtype : optional
         That of the data without it, else float64.
     copy : bool
         False is :func:`as_storage`.
     sync_state : SyncState, optional
-        Of two buffers, which one is up to date; the first without it.
+        Of two buffers, which one is up to date: that is copied.
     options
         See :func:`empty`. What is not given, and not of the preset, is that of the data.
+
+    Raises
+    ------
+    InvalidError
+        The data has another `shape`; both are given, and not of one shape and type, or not which of them
+        is up to date.
     """
     if data is None and device_data is None:
         if shape is None:
@@ -168,10 +177,41 @@ def storage(
         return empty(shape, numpy.float64 if dtype is None else dtype, **options)
     if not copy:
         return as_storage(data, device_data, sync_state=sync_state, dtype=dtype, shape=shape, **options)
-    is_newer = sync_state is not None and sync_state.state == SyncState.SYNC_DEVICE_DIRTY
-    source = device_data if data is None or (is_newer and device_data is not None) else data
-    shown = _shown(source)
-    return _new(_parameters_of(source, shown, shape, dtype, options), source)
+    source = _up_to_date(data, device_data, sync_state)
+    made = _parameters_of(source, _shown(source), shape, dtype, options, data, device_data)
+    if source is data or isinstance(source, Storage) or "gpu" not in _sides_of(source):
+        return _new(made, source)
+    with ForeignField(source, "gpu") as contents:
+        return _new(made, contents)
+
+
+def _up_to_date(data, device_data, sync_state):
+    """Which of them that is."""
+    if not _are_two(data, device_data):
+        return device_data if data is None else data
+    if sync_state is None:
+        raise invalid(_WHICH)
+    told = [f"{tuple(x.shape)}, {x.dtype}" for x in map(_shown, (data, device_data))]
+    if told[0] != told[1]:
+        raise invalid(f"data and device_data are {told[0]} and {told[1]}")
+    return device_data if sync_state.state == SyncState.SYNC_DEVICE_DIRTY else data
+
+
+def _are_two(data, device_data):
+    """Whether each is a buffer of its own, of which none is left out."""
+    if data is None or device_data is None or data is device_data:
+        return False
+    if None not in _sides_of(data):
+        raise invalid(f"data: a {type(data).__name__} has no buffer on the host, and device_data is given")
+    return True
+
+
+def _sides_of(source):
+    """Those on which an array_like has a buffer; a list is on the host."""
+    try:
+        return interface_of(source).keys()
+    except TypeError:
+        return {None}
 
 
 def _shown(source):
@@ -183,11 +223,16 @@ def _shown(source):
     return _side(source, None if None in interface else "gpu")
 
 
-def _parameters_of(source, shown, shape, dtype, given):
+def _parameters_of(source, shown, shape, dtype, given, data=None, device_data=None):
     """The same, of data, which have no other shape; their type counts where none is given."""
     if shape is not None and _layout.extents(shape) != tuple(shown.shape):
         raise invalid(f"shape {shape}: the data has {tuple(shown.shape)}")
-    return _parameters(shown.shape, shown.dtype if dtype is None else dtype, given, _found(source, shown))
+    found = _found(source, shown)
+    if device_data is not None:
+        found["device"] = "gpu"
+    if _are_two(data, device_data):
+        found["managed"] = "gt4py"
+    return _parameters(shown.shape, shown.dtype if dtype is None else dtype, given, found)
 
 
 def _found(source, shown):
@@ -226,7 +271,8 @@ def as_storage(
     ------
     InvalidError
         The buffers are not as the options say, or not of one shape and type; both are given, and not
-        which of them is up to date; they are of another storage, and the sync state is not its own.
+        which of them is up to date, or a storage of one is asked for; the one that is up to date is not
+        given; they are of another storage, and the sync state is not its own.
     TypeError
         `data` is no array in memory: a list, say.
     """
@@ -237,15 +283,18 @@ def as_storage(
     source = data if data is not None else device_data
     if isinstance(source, Storage) and (device_data is None or device_data is source) and sync_state is None:
         sync_state = source._sync
+    are_two = _are_two(data, device_data)
     host, device = _side(data, None), _side(data if device_data is None else device_data, "gpu")
     if device is None and device_data is not None:
         raise TypeError(f"device_data: a {type(device_data).__name__} has no buffer on a device")
-    made = _parameters_of(source, host if device is None else device, shape, dtype, options)
+    made = _parameters_of(source, host if device is None else device, shape, dtype, options, data, device_data)
+    if hasattr(source, "__gt_data_interface__") and host is not None and device is not None:
+        are_two = are_two or (host.size > 0 and address_of(host) != device.ptr)
     is_aligned = "alignment_size" in options or options.get("defaults") is not None
     for side in host, device:
         if side is not None:
             _check(side, made if is_aligned else made._replace(alignment_size=1))
-    return make(made, *_wrap(made, host, device, sync_state))
+    return make(made, *_wrap(made, host, device, sync_state, are_two))
 
 
 def _side(x, device):
@@ -269,12 +318,12 @@ def _check(side, made):
         raise invalid(f"alignment_size {made.alignment_size}: point {made.aligned_index} is not aligned")
 
 
-def _wrap(made, host, device, sync_state):
+def _wrap(made, host, device, sync_state, are_two):
     """(NumPy array or None, Array or None), and, where both are managed, (SyncState, Shared or None)."""
     if made.device is not None and made.managed == "gt4py":
         return _pair(made, host, device, sync_state)
-    if state_of(host, device) is not None:
-        raise invalid("the data is of a storage on both sides: as one side alone it would not be in sync")
+    if are_two or state_of(host, device) is not None:
+        raise invalid("the data has both sides: one alone would not be in sync; managed 'gt4py' takes both")
     if made.device is None:
         if host is None:
             raise invalid("device None: the data has no buffer on the host")
@@ -298,10 +347,14 @@ def _pair(made, host, device, sync_state):
         if not owner._are_of_same_points(host, device):
             raise invalid("data and device_data are different parts of a storage")
         return host, device, owner, owner._shared
-    if sync_state is None:
-        if host is not None and device is not None:
-            raise invalid("data and device_data: sync_state is to say which of them is up to date")
-        sync_state = SyncState(SyncState.SYNC_DEVICE_DIRTY if host is None else SyncState.SYNC_HOST_DIRTY)
+    if host is not None and device is not None:
+        if sync_state is None:
+            raise invalid(_WHICH)
+    else:
+        newer = SyncState.SYNC_DEVICE_DIRTY if host is None else SyncState.SYNC_HOST_DIRTY
+        sync_state = sync_state or SyncState(newer)
+        if sync_state.state != newer:
+            raise invalid(f"{sync_state!r}: the buffer that is up to date is not given")
     host = new_host(made) if host is None else host
     device = allocate(made._replace(managed=None))[1] if device is None else device
     return host, device, sync_state._bind(host, device)

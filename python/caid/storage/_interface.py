@@ -21,7 +21,7 @@ _OURS = {"acquire", "touch", "release", "dims", "halo"}  # of a dict, beside wha
 
 def interface_of(obj: Any) -> dict[str | None, dict[str, Any]]:
     """What an object says of its buffers: by ``__gt_data_interface__``, else by the array interfaces.
-    Raises TypeError where it says nothing."""
+    Raises TypeError where it says nothing, InvalidError where that says nothing of a buffer."""
     if isinstance(obj, _array.Array) and obj.memory in ("device", "legacy"):
         return {"gpu": obj.__cuda_array_interface__}  # the software driver's are seen by the host, too
     told = getattr(obj, "__gt_data_interface__", None)
@@ -30,6 +30,12 @@ def interface_of(obj: Any) -> dict[str | None, dict[str, Any]]:
         told = {key: getattr(obj, name) for key, name in names if hasattr(obj, name)}
     if not told:
         raise TypeError(f"{type(obj).__name__} has no data interface, and no array interface")
+    for side, each in told.items():
+        where = f"the data interface of a {type(obj).__name__}"
+        if side not in (None, "gpu"):
+            raise invalid(f"{where} has the key {side!r}: None and 'gpu' are known")
+        if not isinstance(each, dict) or each.get("data") is None:
+            raise invalid(f"{where} has no 'data' in that of {side!r}")
     return told
 
 

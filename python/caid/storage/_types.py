@@ -113,6 +113,12 @@ class Storage:
             raise NoSuchBufferError(f"a {type(self).__name__} has no buffer on {where}")
         return side
 
+    def _give(self, device, make):
+        """What that makes of the buffer of one side, to be written: if it fails, nothing is modified."""
+        made = make(self._use(device))
+        self._use(device, write=True)
+        return made
+
     @property
     def _newer(self):
         """The side that is up to date: the device's where both are."""
@@ -122,7 +128,7 @@ class Storage:
     @property
     def data(self) -> memoryview | None:
         """memoryview or None: of the host's buffer, to be written."""
-        return None if self._host is None else self._use(None, write=True).data
+        return None if self._host is None else self._give(None, lambda side: side.data)
 
     @property
     def device_data(self) -> Any:
@@ -136,10 +142,13 @@ class Storage:
     def to_cupy(self) -> Any:
         """A view of the device's buffer, to be written, as a cupy.ndarray. NoSuchBufferError without
         one, ImportError without CuPy."""
-        array = self._use("gpu", write=True)
-        import cupy
 
-        return cupy.asarray(array)
+        def seen(array):
+            import cupy
+
+            return cupy.asarray(array)
+
+        return self._give("gpu", seen)
 
     def to_ndarray(self) -> Any:
         """to_cupy() where there is a buffer on a device, else to_numpy()."""
@@ -194,7 +203,10 @@ class Storage:
 
     def __dlpack__(self, **options: Any) -> Any:
         """A tensor over that side, to be written."""
-        return self._use(self._newer, write=not options.get("copy")).__dlpack__(**options)
+        def tensor(side):
+            return side.__dlpack__(**options)
+
+        return tensor(self._use(self._newer)) if options.get("copy") else self._give(self._newer, tensor)
 
     # --- synchronising ----------------------------------------------------------------------
 
@@ -387,13 +399,13 @@ class Storage:
         if device is None:
             self._use(None, write=True)[key] = value
             return
-        cupy = _cupy()
+        cupy = _cupy() if self.dtype.kind in "biufc" and self.dtype.isnative else None
         if cupy is not None:
             value = _on_device(value, cupy)
             cupy.asarray(self._use("gpu", write=True))[key] = value
             cupy.cuda.get_current_stream().synchronize()
             return
-        value, array = on_host(value), self._use("gpu", write=True)
+        value, array = on_host(value, "gpu"), self._use("gpu", write=True)
         host = numpy.empty(array.shape, array.dtype) if key is ... else array.copy_to_host()
         host[key] = value
         array.copy_from_host(host)
@@ -526,17 +538,18 @@ def is_on_device(value):
     return hasattr(value, "__cuda_array_interface__")
 
 
-def on_host(value):
-    """What NumPy takes, with the value's contents."""
+def on_host(value, device=None):
+    """What NumPy takes, with the contents of a value: of that side where there are two."""
     if isinstance(value, Storage):
         return value._contents()
     if hasattr(value, "__gt_data_interface__"):
         from ._interface import ForeignField, interface_of
 
-        side = None if None in interface_of(value) else "gpu"
+        sides = interface_of(value)
+        side = device if device in sides else next(iter(sides))
         with ForeignField(value, side) as array:
             return array.copy() if side is None else array.copy_to_host()
-    if hasattr(value, "__cuda_array_interface__") and not hasattr(value, "__array_interface__"):
+    if hasattr(value, "__cuda_array_interface__") and (device or not hasattr(value, "__array_interface__")):
         with _cai.taken(value) as array:
             return array.copy_to_host()
     return value
