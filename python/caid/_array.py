@@ -125,7 +125,9 @@ class Array(OfProcess, Closing):
     has them in the same mode, after the work on them that caid knows of here. The memory stays until
     then, or until this client is closed, whether the array is closed meanwhile or not; but a Queue
     pickles in a thread, after ``put()`` has returned, and has to find it open (``put(a.view())`` does
-    that). Where others are in brackets on an array, work on it is waited for by who pickles. So do
+    that): else it arrives as one that says so. A process that ends waits, a minute at most, until the work
+    that goes with what it has sent is done. Where others are in brackets on an array, work on it is waited
+    for by who pickles. So do
     allocations of an arena, as bytes, and arrays in one. They arrive as arrays of
     :func:`caid.default_client`, or of one for the sender's daemon where root or the same user runs that.
     ``pickle`` alone sends the name, and opens its generation: whoever holds the array keeps it until

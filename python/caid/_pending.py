@@ -18,6 +18,7 @@ passed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -30,6 +31,7 @@ from ._errors import ClosedError
 _NON_BLOCKING = 1  # enum caid_stream_flags
 _FEW = 16  # marks that are not worth looking through
 _PAUSES_S = (0.0001, 0.01)  # between looks at a mark that is waited for: at first, at most
+_LEAVE_S = 60  # that a process waits at its end
 
 
 class Marks:
@@ -103,7 +105,9 @@ def _identity(number, owner):
 
 
 _kept = Marks()  # of copies that use memory of the host
-os.register_at_fork(after_in_child=_kept.__init__)  # nothing of a child's is under way
+_sent = Marks()  # of what receivers of arrays wait for
+for _marks in _kept, _sent:
+    os.register_at_fork(after_in_child=_marks.__init__)  # nothing of a child's is under way
 
 
 def _of(memory):
@@ -232,25 +236,53 @@ def own_stream(memory):
     return own
 
 
+def send(memory, stream):
+    """Who is sent the memory comes after what is on the stream, which is done before the process ends: else it
+    would be abandoned. A client that is closed waits for all work."""
+    _sent.tidy()
+    _sent.list += _here(memory, stream)
+
+
 # --- letting go -----------------------------------------------------------------------------
 
 
 def release():
-    """Lets go of the host's memory that copies have passed."""
+    """Lets go of the host's memory that copies have passed, and of clients that have sent something."""
     _kept.sweep()
+    _sent.sweep()
 
 
 def finish(client):
     """Waits for the copies of a client that use memory of the host: after it was closed, nobody
-    can tell when they are done. By looking: a wait in the driver is not interrupted."""
+    can tell when they are done."""
     for each in tuple(_kept.list):
         if each.client is client:
             _poll(each)
     _kept.sweep()
 
 
-def _poll(mark):
+@atexit.register
+def leave():
+    """Waits for what the process has sent. Not without end: somebody who is stopped may be in the way."""
+    deadline = time.monotonic() + _LEAVE_S
+    for each in tuple(_sent.list):
+        _poll(each, deadline)
+
+
+def leave_with(util):
+    """The same in multiprocessing's processes, which know no atexit, nor what was registered before they began:
+    when the threads of queues, which pickle, have ended (their priority is -5)."""
+
+    def register(util):
+        util.Finalize(None, leave, exitpriority=-10)
+
+    register(util)
+    util.register_after_fork(util, register)
+
+
+def _poll(mark, deadline=float("inf")):
+    """By looking: a wait in the driver is not interrupted."""
     pause, longest = _PAUSES_S
-    while not mark.done:
+    while not mark.done and time.monotonic() < deadline:
         time.sleep(pause)
         pause = min(2 * pause, longest)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from ._client import Client
 
+_FEEDER = "QueueFeederThread"  # a multiprocessing.Queue's, in which what is put is pickled
 _ELSEWHERE = "its memory is of this process alone; copy it to an array of a client's"
 _NAMELESS = (
     "it has no name, and who unpickles it could be anybody, or nobody; publish it, send it by "
@@ -335,8 +337,33 @@ def by_ticket(x: Any) -> tuple:
     """What multiprocessing sends; of an Allocation, too, which arrives as an array of bytes."""
     if _is_missing(x):
         return x._memory.sent
-    sent, client = _with_ticket(x, True)
+    try:
+        sent, client = _with_ticket(x, True)
+    except (Error, TypeError) as e:
+        if threading.current_thread().name != _FEEDER:
+            raise
+        return _unsent, (_bare(x), _advised(x, e))
     return _open_at, (client._socket, _made(*sent))
+
+
+def _bare(x):
+    """What a reference says of an array that cannot be opened by it."""
+    name = (x.pool, x.name, x.generation) if isinstance(x, Array) else (None, None, 0)
+    return _made("", "", *name, *_type_of(x), None, None, True, False)
+
+
+def _advised(x, error):
+    if not x.closed:
+        return error
+    return closed_error(
+        f"{getattr(x, '_label', 'the allocation')} was closed before it was sent: a Queue pickles in a thread, after "
+        "put() has returned; put(a.view()) of an array, or close it when its receiver has answered"
+    )
+
+
+def _unsent(reference, error):
+    """What arrives where a message would have been lost, and its receiver waited for ever."""
+    return _without_memory(reference, error, (_unsent, (reference, error)))
 
 
 def _open_at(socket, reference):
@@ -347,8 +374,12 @@ def _open_at(socket, reference):
             raise corrupt("an array whose daemon's socket cannot be")
         return reference.open(_default.client_of(socket))
     except Exception as e:
-        told = reference if reference._flaw() is None else _NOTHING
-        return _missing.array(told, e, (_open_at, (socket, reference)))
+        return _without_memory(reference, e, (_open_at, (socket, reference)))
+
+
+def _without_memory(reference, error, sent):
+    told = reference if reference._flaw() is None else _NOTHING
+    return _missing.array(told, error, sent)
 
 
 def _is_missing(x):
@@ -382,16 +413,21 @@ def _with_ticket(x, once):
 
 def _told(x, client):
     """What a reference says of an array, or of an Allocation."""
+    name, start = (None, None, 0), None
+    if isinstance(x, Array) and x._memory.pool is not None:
+        memory = x._memory
+        name = memory.pool, memory.name, memory.generation
+        start = None if x._root else x._layout.ptr - memory.ptr
+    return client.machine_id, client.daemon_id, *name, *_type_of(x), start
+
+
+def _type_of(x):
+    """(mode, shape, strides, type) of it."""
     if not isinstance(x, Array):
-        part = "rw", (x.nbytes,), (1,), ("|u1", 1, None), None
-        return client.machine_id, client.daemon_id, None, None, 0, *part
-    memory, layout = x._memory, x._layout
-    of_client = memory.pool is not None
-    mode, element = "r" if layout.readonly else "rw", layout.element
-    start = layout.ptr - memory.ptr if of_client and not x._root else None
-    part = mode, layout.shape, layout.strides, (element.told, element.itemsize, element.descr), start
-    name = (memory.pool, memory.name, memory.generation) if of_client else (None, None, 0)
-    return client.machine_id, client.daemon_id, *name, *part
+        return "rw", (x.nbytes,), (1,), ("|u1", 1, None)
+    layout, element = x._layout, x._layout.element
+    told = element.told, element.itemsize, element.descr
+    return "r" if layout.readonly else "rw", layout.shape, layout.strides, told
 
 
 def _follows(array):
@@ -409,6 +445,7 @@ def _follows(array):
         for write in False, True:
             with _bracket.of_array(array, write, stream, 0):
                 pass
+        _pending.send(memory, stream)
         return True
     except (AbandonedError, DeadlockError, TimedOutError):
         array.synchronize()
@@ -421,3 +458,4 @@ def _register(reduction):
 
 
 _imports.when_imported("multiprocessing.reduction", _register)
+_imports.when_imported("multiprocessing.util", _pending.leave_with)

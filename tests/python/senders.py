@@ -2,7 +2,9 @@
 """What runs in the other processes of test_pickle.py, which import little."""
 
 import contextlib
+import ctypes
 import os
+import time
 
 import caid
 import numpy
@@ -26,6 +28,28 @@ def made(n):
 def answer(inbox, outbox):
     for a in iter(inbox.get, None):
         outbox.put(doubled(a))
+
+
+def at_work():
+    """An array of 7s, which the GPU has still to write: each operation begins late."""
+    client = caid.default_client()
+    a, s = client.zeros(N, "<i8"), client.stream()
+    ctypes.CDLL(caid.softcuda_path()).caid_softcuda_control(b"delay 100000", ctypes.create_string_buffer(1), 1)
+    a.fill(7, stream=s)
+    return a, s
+
+
+class Slow:
+    """It holds up the thread that pickles."""
+
+    def __reduce__(self):
+        time.sleep(0.2)
+        return Slow, ()
+
+
+def leave_at_work(outbox):
+    outbox.put(Slow())
+    outbox.put(at_work()[0])
 
 
 def send_on(pipe):

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import threading
 import time
 import traceback
 import weakref
@@ -22,7 +23,7 @@ from caid import _default
 from conftest import Held, PATIENCE_S, in_threads, n_leases, wait_until
 from hypothesis import given, strategies as st
 from members import STAYS, members, outcome
-from senders import answer, doubled, made, receive, send_on
+from senders import answer, doubled, leave_at_work, made, receive, send_on
 
 N_KILLS = int(os.environ.get("CAID_STRESS_KILLS", "100"))
 multiprocessing.set_forkserver_preload(["caid", "numpy", "pytest"])
@@ -301,6 +302,40 @@ def test_work_on_what_somebody_reads_is_waited_for(client, here, soft):
             assert b.copy_to_host().tolist() == [0, 1, 2, 3]
 
 
+class Gate:
+    """It holds up the thread that pickles until it is opened."""
+
+    opened = threading.Event()
+
+    def __reduce__(self):
+        Gate.opened.wait(PATIENCE_S)
+        return int, ()
+
+
+def test_what_a_queue_cannot_send_arrives_and_says_why(client, here):
+    queue = multiprocessing.Queue()
+    queue.put(Gate())
+    with client.empty((2, 3), "<i4") as a, client.empty(4, memory="managed") as managed:
+        view = a.view()
+        for each in a, managed, view:
+            queue.put(each)
+        a.close()
+        Gate.opened.set()
+        assert queue.get(timeout=PATIENCE_S) == 0
+        got = [queue.get(timeout=PATIENCE_S) for _ in range(3)]
+    view.close()
+    queue.close()
+    queue.join_thread()
+    assert [(each.shape, each.typestr) for each in got] == [((2, 3), "<i4"), ((4,), "<f8"), ((2, 3), "<i4")]
+    for each in got[0], pickle.loads(sent(got[0])):
+        with each, pytest.raises(caid.ClosedError, match=r"closed before it was sent.*put\(a.view\(\)\)"):
+            each.synchronize()
+    with got[1] as b, pytest.raises(TypeError, match="this process alone"):
+        b.synchronize()
+    with got[2] as b:
+        b.synchronize()
+
+
 # --- several --------------------------------------------------------------------------------
 
 
@@ -321,6 +356,32 @@ def test_through_queues_and_pipes(client, here, counted, method):
     twin *= 2
     twin[1:3, ::2] *= 2
     assert process.exitcode == 0 and numpy.array_equal(a.copy_to_host(), twin)
+
+
+def test_a_process_that_ends_waits_for_what_its_queues_have_sent(client, here, soft):
+    context = multiprocessing.get_context("forkserver")  # it leaves by os._exit()
+    inbox = context.Queue()
+    process = context.Process(target=leave_at_work, args=(inbox,))
+    process.start()
+    inbox.get(timeout=PATIENCE_S)
+    with inbox.get(timeout=PATIENCE_S) as a:
+        process.join(PATIENCE_S)
+        assert a.copy_to_host().tolist() == [7] * a.size
+
+
+def test_so_does_one_that_sends_by_itself(here, soft, child):
+    sender = child("""
+        import ctypes, pickle, senders
+        a, s = senders.at_work()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(a))  # nobody closes it, nor its client
+        with caid.Reference(a) as reference:
+            step(pickle.dumps(reference).hex())
+    """)
+    reference = pickle.loads(bytes.fromhex(sender.process.stdout.readline()))
+    with reference.open(here) as a:
+        sender.go()
+        assert sender.finish()[0] == 0
+        assert a.copy_to_host().tolist() == [7] * a.size
 
 
 def test_through_pools_and_executors(client, here, counted):
