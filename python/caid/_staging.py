@@ -8,6 +8,7 @@ import errno
 import os
 import threading
 import time
+import traceback
 from typing import Any, Callable, Iterable, Iterator
 
 import numpy
@@ -56,6 +57,7 @@ def run(
         try:
             work()
         except BaseException as e:
+            traceback.clear_frames(e.__traceback__)  # they have memory of a lane
             fail(e)
 
     threads = [threading.Thread(target=run_one, name="caid-weights") for _ in range(THREADS)]

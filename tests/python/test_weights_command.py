@@ -161,6 +161,24 @@ def test_ctrl_c(client, start, path, tmp_path, terminal):
     wait_until(lambda: n_blocks(client) == 1 and client.status().connections == 1)
 
 
+def test_a_save_that_is_killed_leaves_the_file(client, start, path, tmp_path):
+    some = models.write(tmp_path / "large", {"a": ("U8", (64 << 20,), bytes(64 << 20))})
+    weights.load(some, "m", client=client)
+    there = path.read_bytes()
+    with start("save", "-q", "m", path, env={"CAID_SOFTCUDA_DELAY_US": "100000"}) as process:
+        wait_until(lambda: any(tmp_path.glob(".caid-*.tmp")))
+        process.kill()
+    assert process.returncode == -signal.SIGKILL and path.read_bytes() == there
+
+
+def test_a_model_on_standard_output_is_all_that_is_there(client, caidctl, start, path, tmp_path):
+    weights.load(path, "m", client=client)
+    weights.save("m", tmp_path / "file", client=client)
+    with start("save", "-q", "m", "/dev/stdout") as process:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (0, (tmp_path / "file").read_bytes()) and b"/dev/stdout" in err
+
+
 def test_a_line_each_ten_seconds_elsewhere(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])

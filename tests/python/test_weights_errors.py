@@ -3,8 +3,11 @@
 daemon and in this process."""
 
 import contextlib
+import errno
 import os
+import shutil
 import signal
+import socket
 import threading
 import time
 
@@ -131,7 +134,7 @@ def test_a_step_of_a_save_that_fails(client, old, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     for name in "open", "posix_fallocate", "pwrite", "fsync", "replace":
-        with unharmed(client, tmp_path, OSError, "No space"), monkeypatch.context() as patched:
+        with unharmed(client, tmp_path, OSError, "No space.*/saved'$"), monkeypatch.context() as patched:
             patched.setattr(os, name, fail)
             weights.save("m", tmp_path / "saved", client=client)
 
@@ -144,6 +147,140 @@ def test_a_saved_file_has_the_mode_that_the_process_gives(client, old, tmp_path)
         finally:
             os.umask(before)
         assert os.stat(tmp_path / f"{umask}").st_mode & 0o777 == 0o666 & ~umask
+
+
+# --- what a model is saved to --------------------------------------------------------------------
+
+FIXED = {"open": errno.EROFS, "fchown": errno.EPERM, "replace": errno.EBUSY, "setxattr": errno.EPERM}
+
+
+def told(path):
+    """What a save leaves as it was; the attributes where the file system has some."""
+    there = os.stat(path)
+    with contextlib.suppress(OSError):
+        os.setxattr(path, "user.of", b"mine") if "user.of" not in os.listxattr(path) else None
+    return there.st_mode, there.st_uid, there.st_gid, {name: os.getxattr(path, name) for name in os.listxattr(path)}
+
+
+@pytest.fixture
+def target(tmp_path):
+    """A file that is longer than a model, which others have by a link, and by a name of their own."""
+    path = tmp_path / "disk" / "target"
+    path.parent.mkdir()
+    path.write_bytes(bytes(1 << 20))
+    path.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(path, 12, 34)
+    os.link(path, tmp_path / "hard")
+    (tmp_path / "link").symlink_to("disk/target")
+    (tmp_path / "chain").symlink_to(tmp_path / "link")
+    return path
+
+
+def test_what_links_lead_to_is_written(client, old, target, tmp_path):
+    before, names = told(target), sorted(os.listdir(tmp_path))
+    weights.save("m", os.fsencode(tmp_path / "chain"), client=client)
+    assert models.read(target) == models.read(tmp_path / "old") and told(target) == before
+    assert (tmp_path / "hard").read_bytes() == bytes(1 << 20), "it is another file now"
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("disk/new")
+    weights.save("m", tmp_path / "chain", client=client)
+    assert models.read(target.parent / "new") == models.read(tmp_path / "old")
+    with open(target, "rb+") as f:  # of which no folder has a name
+        target.unlink()
+        weights.save("m", f"/proc/self/fd/{f.fileno()}", client=client)
+        (tmp_path / "read").write_bytes(f.read())
+    assert models.read(tmp_path / "read") == models.read(tmp_path / "old")
+    assert (sorted(os.listdir(tmp_path)), os.listdir(target.parent)) == (sorted([*names, "read"]), ["new"])
+
+
+@pytest.fixture(params=FIXED)
+def fixed(request, monkeypatch, target):
+    """Of a file that cannot be put in the place of the target."""
+    call = getattr(os, request.param)
+
+    def fail(*args, **options):
+        if request.param != "open" or args[1] & os.O_EXCL:
+            raise OSError(FIXED[request.param], "It is fixed", args[0])
+        return call(*args, **options)
+
+    told(target)
+    if request.param == "setxattr" and not os.listxattr(target):
+        pytest.skip("no extended attributes here")
+    monkeypatch.setattr(os, request.param, fail)
+    return target
+
+
+def test_what_cannot_be_replaced_is_written_in_place(client, old, fixed, tmp_path):
+    weights.save("m", tmp_path / "link", client=client)
+    assert models.read(fixed) == models.read(tmp_path / "hard") == models.read(tmp_path / "old")
+    assert os.listdir(fixed.parent) == ["target"]
+
+
+def test_no_room_in_place(client, old, fixed, monkeypatch, tmp_path):
+    def fail(fd, at, n):
+        os.ftruncate(fd, n + (1 << 20))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    with unharmed(client, tmp_path, OSError, "No space.*/link'$"):
+        weights.save("m", tmp_path / "link", client=client)
+    assert fixed.read_bytes() == bytes(1 << 20) and os.listdir(fixed.parent) == ["target"]
+
+
+@pytest.mark.parametrize("fixed", ["fchown", "replace"], indirect=True)
+@pytest.mark.parametrize("error", [OSError(5, "Of the disk"), ValueError("of mine"), KeyboardInterrupt()])
+def test_a_save_in_place_that_fails_says_what_is_there(client, old, fixed, request, tmp_path, monkeypatch, error):
+    """And nobody takes that for a model."""
+    shutil.copy(old, fixed)
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(os, "sendfile", fail)
+    progress = fail if request.node.callspec.params["fixed"] == "fchown" else weights._progress.none
+    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else OSError
+    with pytest.raises(expected, match="/link was|/link'$") as raised:
+        weights.save("m", tmp_path / "link", client=client, progress=progress)
+    assert "in place, and is no longer whole" in str(raised.value) and raised.value.__cause__ is error
+    with pytest.raises(weights.FormatError):
+        weights.load(fixed, "n", client=client)
+    assert os.listdir(fixed.parent) == ["target"]
+
+
+def test_a_pipe_gets_what_a_file_would(client, old, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader, got = in_thread((tmp_path / "pipe").read_bytes)
+    with client.full((4, 6), 5, "<i4", order="F") as a, client.full(3, 1, "|u1") as b:
+        client.publish_many("n/", {"z": a, "a": b, "b": a})
+    weights.save("n", tmp_path / "pipe", client=client)
+    reader.join()
+    weights.save("n", tmp_path / "file", client=client)
+    assert got == [(tmp_path / "file").read_bytes()]
+
+
+def test_a_pipe_that_nobody_reads_on(client, old, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with client.empty(1 << 20, "|u1") as large:
+        client.publish_many("n/", {"a": large})
+    reader, _ = in_thread(lambda: (tmp_path / "pipe").open("rb").close())
+    with pytest.raises(BrokenPipeError, match="it has a part of it: '.*/pipe'$"):
+        weights.save("n", tmp_path / "pipe", client=client)
+    reader.join()
+
+
+def test_what_is_not_written_to(client, old, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("none/x")
+    with socket.socket(socket.AF_UNIX) as there:
+        there.bind(str(tmp_path / "socket"))
+        for path, error in {
+            tmp_path: IsADirectoryError, "": FileNotFoundError, tmp_path / "none" / "x": FileNotFoundError,
+            f"{tmp_path}/none/": FileNotFoundError, "/dev/null": OSError, tmp_path / "socket": OSError,
+            tmp_path / "loop": OSError, tmp_path / "nowhere": FileNotFoundError, f"{tmp_path}/old/x": NotADirectoryError,
+        }.items():  # fmt: skip
+            with unharmed(client, tmp_path, error, f": '{path}'$"):
+                weights.save("m", path, client=client)
 
 
 def test_an_array_that_cannot_be_made(client, old, tmp_path, monkeypatch):

@@ -167,7 +167,9 @@ def save(
     weights : Weights or str
         Or the name of a model, as for open().
     path : path
-        What it has before is replaced.
+        Of a file, by links or not, or of a pipe. What it has before is replaced, if the caller may write
+        it, and its owner, mode, ACL and attributes stay. Where that cannot be (they are not the caller's to
+        give, the folder is not his to change, or the file is mounted), the file is written in place.
     pool, client
         Of a model that is given by its name.
     progress
@@ -178,7 +180,8 @@ def save(
     TypeError
         safetensors has no type for an array's.
     OSError
-        The file cannot be written.
+        The file cannot be written, or is neither a regular one nor a pipe. It has what it had before, unless the
+        error says that it was written in place, and is no longer whole.
     """
     if isinstance(weights, str):
         with open(weights, pool=pool, client=client) as opened:

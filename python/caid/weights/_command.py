@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 
 import caid
@@ -81,6 +82,12 @@ def _save(_parser, args, client):
     return told, "{name}@{version}: {file}"
 
 
+def _beside(args):
+    """Standard output, unless that is what the model is saved to."""
+    is_saved_to = args.verb == "save" and os.path.samestat(os.stat(args.file), os.fstat(1))
+    return sys.stderr if is_saved_to else sys.stdout
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
@@ -92,8 +99,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"caidctl: {args.verb}: {e}", file=sys.stderr)
         code = getattr(e, "code", _OF_CLIENT)
         return _LOCAL if code >= _OF_CLIENT else _REFUSED
-    except KeyboardInterrupt:
-        print(f"caidctl: {args.verb}: interrupted: nothing was changed", file=sys.stderr)
+    except KeyboardInterrupt as e:
+        print(f"caidctl: {args.verb}: interrupted: {e if e.args else 'nothing was changed'}", file=sys.stderr)
         return _LOCAL
-    print(json.dumps(told) if args.json else line.format(**told))
+    print(json.dumps(told) if args.json else line.format(**told), file=_beside(args))
     return _OK

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import secrets
+import stat
 from typing import Callable, NamedTuple
 
 from .. import _staging
+from . import _target
 from ._plan import CHUNK
 from ._safetensors import header_of
 from ._weights import elements_of
@@ -31,11 +33,14 @@ def _save(weights, path, arrays, tied, progress):
     text = {k: v for k, v in weights.file_metadata.items() if k in arrays or v not in arrays}
     metadata = {**text, **tied}
     header, offsets = header_of(arrays, metadata)
-    with _written_whole(path) as fd:
+    total = sum(array.nbytes for array in arrays.values())
+    with _target.opened(path, len(header) + total) as fd:
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            _write_in_order(fd, header, arrays, offsets, lambda done: progress(done, total))
+            return
+        _write_arrays(weights, fd, arrays, offsets, lambda done: progress(done, total))
+        progress(total, total)
         _staging.write(fd, header, 0)
-        size = len(header) + sum(array.nbytes for array in arrays.values())
-        os.posix_fallocate(fd, 0, size)  # no room is said now
-        _write_arrays(weights, fd, arrays, offsets, progress)
 
 
 def _without_tied(opened):
@@ -52,27 +57,27 @@ def _without_tied(opened):
     return arrays, tied
 
 
-@contextlib.contextmanager
-def _written_whole(path):
-    """The fd of a new file, which has the path once the block has ended well."""
-    path = os.fspath(path)
-    folder = os.path.dirname(path) or "."
-    temporary = os.path.join(folder, f".caid-{secrets.token_hex(8)}.tmp")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        yield fd
-        os.fsync(fd)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):  # replace() may have been the last thing done
-            os.unlink(temporary)
-        raise
-    finally:
-        os.close(fd)
+def _write_in_order(fd, header, arrays, offsets, progress):
+    """To a pipe, from this thread, which Ctrl-C reaches."""
+    done = -len(header)
+    for part in itertools.chain([header], _in_order(arrays, offsets)):
+        view = memoryview(part)
+        while view.nbytes:
+            n = os.write(fd, view)
+            view, done = view[n:], done + n
+        progress(max(done, 0))
+
+
+def _in_order(arrays, offsets):
+    for key in sorted(arrays, key=offsets.__getitem__):
+        if not arrays[key].is_c_contiguous():
+            yield arrays[key].copy_to_host().reshape(-1).view("u1")
+        for chunk in _chunks({key: arrays[key]}, offsets):
+            with chunk.array as part:
+                yield part.copy_to_host()
 
 
 def _write_arrays(weights, fd, arrays, offsets, progress):
-    total = sum(array.nbytes for array in arrays.values())
     for key, array in arrays.items():
         if not array.is_c_contiguous():
             _staging.write(fd, array.copy_to_host().reshape(-1).view("u1"), offsets[key])
@@ -89,8 +94,7 @@ def _write_arrays(weights, fd, arrays, offsets, progress):
             slot.stream.synchronize()
         _staging.write(fd, room, chunk.offset)
 
-    _staging.run(work, chunks.stop, lambda: progress(chunks.done, total))
-    progress(total, total)
+    _staging.run(work, chunks.stop, lambda: progress(chunks.done))
 
 
 def _chunks(arrays, offsets):

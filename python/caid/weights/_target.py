@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model is written to: a regular file, by whatever links and in whichever way it is to be had, or a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from typing import Iterator
+
+from .._errors import Error
+
+_HEAD = 8  # bytes, of which a file that is being written in place has none: nobody takes it for a whole one
+
+# Of a file that cannot be put in the place of another one: the folder is not the caller's to change, or
+# the file that is there is mounted.
+_FIXED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV}
+
+
+@contextlib.contextmanager
+def opened(path, size: int) -> Iterator[int]:
+    """The fd to write so many bytes by, a pipe's, or that of a file which has room for them, and is to get
+    its first _HEAD bytes last. The path has them, and no others, when the block has ended well.
+
+    Where the block fails, the path has what it had. Not so where that had to be written in place, and of a
+    pipe: then the exception says so."""
+    path = os.fsdecode(path)
+    with _named(path), contextlib.ExitStack() as stack:
+        old = _open_old(path)
+        if old is not None:
+            stack.callback(os.close, old)
+        if old is not None and stat.S_ISFIFO(os.fstat(old).st_mode):
+            with _said(path, "has a part of it"):
+                yield old
+            return
+        target = os.path.realpath(path)
+        new = stack.enter_context(_beside(target, old))
+        if new is None:
+            with _in_place(path, old, size):
+                yield old
+            return
+        fd, temporary = new
+        os.posix_fallocate(fd, 0, size)  # no room is said now
+        yield fd
+        os.fsync(fd)
+        try:
+            os.replace(temporary, target)
+        except OSError as e:
+            if old is None or e.errno not in _FIXED:
+                raise
+            with _in_place(path, old, size):
+                _copy(fd, old)
+
+
+@contextlib.contextmanager
+def _named(path):
+    """What the system says, it says of the path, and not of another file."""
+    try:
+        yield
+    except OSError as e:
+        if isinstance(e, Error) or e.errno is None:
+            raise
+        raise OSError(e.errno, e.strerror, path) from e.__cause__
+
+
+def _open_old(path):
+    """What is there; None: nothing. What the caller may not write is not replaced either."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        if os.path.basename(path):
+            return None
+        raise
+    if stat.S_ISFIFO(mode):
+        return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    if not stat.S_ISREG(mode):
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(number, "neither a regular file nor a pipe")
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+
+@contextlib.contextmanager
+def _beside(target, old):
+    """(fd, path) of a new file that can take the place of the old one, gone when the block ends otherwise;
+    None: there can be none."""
+    temporary = os.path.join(os.path.dirname(target), f".caid-{secrets.token_hex(8)}.tmp")
+    try:
+        mode = 0o666 if old is None else 0o600
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except OSError as e:
+        if old is None or e.errno not in _FIXED:
+            raise
+        yield None
+        return
+    try:
+        if old is None or _is_at(target, old) and _made_alike(fd, old):
+            yield fd, temporary
+        else:
+            yield None
+    finally:
+        os.close(fd)
+        with contextlib.suppress(FileNotFoundError):  # it has the path
+            os.unlink(temporary)
+
+
+def _is_at(target, fd):
+    """Not so of a file that was unlinked, which /proc/self/fd alone leads to."""
+    try:
+        return os.path.samestat(os.stat(target), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _made_alike(fd, old):
+    """Whether it could be given the old one's owner, mode and extended attributes, of which an ACL is one."""
+    told = os.fstat(old)
+    try:
+        os.fchown(fd, told.st_uid, told.st_gid)
+        os.fchmod(fd, stat.S_IMODE(told.st_mode))
+        wanted = _attributes(old)
+        for name in _attributes(fd).keys() - wanted.keys():
+            os.removexattr(fd, name)
+        for name, value in wanted.items():
+            os.setxattr(fd, name, value)
+    except OSError:
+        return False
+    made = os.fstat(fd)
+    return (made.st_uid, made.st_gid, made.st_mode) == (told.st_uid, told.st_gid, told.st_mode)
+
+
+def _attributes(fd):
+    try:
+        return {name: os.getxattr(fd, name) for name in os.listxattr(fd)}
+    except OSError as e:
+        if e.errno != errno.ENOTSUP:
+            raise
+        return {}
+
+
+@contextlib.contextmanager
+def _in_place(path, fd, size):
+    before = os.fstat(fd).st_size
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError:
+        os.ftruncate(fd, before)
+        raise
+    with _said(path, "was written in place, and is no longer whole"):
+        os.pwrite(fd, bytes(_HEAD), 0)
+        yield
+        os.ftruncate(fd, size)
+        os.fsync(fd)
+
+
+@contextlib.contextmanager
+def _said(path, what):
+    """What ends the block says what has become of the path."""
+    try:
+        yield
+    except Exception as e:
+        why = getattr(e, "strerror", None) or str(e) or type(e).__name__
+        raise OSError(getattr(e, "errno", None) or errno.EIO, f"{why}: it {what}", path) from e
+    except KeyboardInterrupt as e:
+        raise KeyboardInterrupt(f"{path} {what}") from e
+
+
+def _copy(source, target):
+    done = os.lseek(target, _HEAD, os.SEEK_SET)
+    while n := os.sendfile(target, source, done, 1 << 30):
+        done += n
+    os.pwrite(target, os.pread(source, _HEAD, 0), 0)
