@@ -30,7 +30,7 @@ def _parameters(shape, dtype, given, found):
     unknown = given.keys() - _FALLBACK.keys() - {"defaults", "dims"}
     if unknown:
         raise TypeError(f"unexpected keyword argument {sorted(unknown)[0]!r}")
-    shape, preset = _layout.extents(shape), _layout.preset(given.get("defaults"))
+    shape, preset = _layout.extents(shape), _layout.preset(given.get("defaults"), dtype)
     options = ChainMap(given, preset, found, _FALLBACK)
     made = _layout.Parameters(shape, dtype, *(options[name] for name in _FALLBACK))
     if given.get("layout") is None:

@@ -14,6 +14,7 @@ import numpy
 from .. import _array, _cai, _helpers, _pending, _stream
 from .._errors import invalid
 from .._imports import when_imported
+from . import _layout
 from ._types import Storage
 
 _OURS = {"acquire", "touch", "release", "dims", "halo"}  # of a dict, beside what the array interfaces have
@@ -143,9 +144,11 @@ class Fields:
 
     A field that has a buffer on the other side alone is copied, which a RuntimeWarning tells, and copied back
     if it was written and the block did not fail.
+
+    In the block :attr:`domain` and :attr:`origins` say where to compute, by the halos of the fields.
     """
 
-    __slots__ = ("_read", "_write", "_device", "_stream", "_arrays", "_foreign")
+    __slots__ = ("_read", "_write", "_device", "_stream", "_arrays", "_foreign", "_used")
 
     def __init__(
         self, *, read: Iterable[Any] = (), write: Iterable[Any] = (), device: str | None = None, stream: Any = 0
@@ -157,7 +160,7 @@ class Fields:
         else:
             _stream.handle(stream)
         self._read, self._write, self._device, self._stream = tuple(read), tuple(write), device, stream
-        self._arrays, self._foreign = (), []
+        self._arrays, self._foreign, self._used = (), [], []
 
     def __enter__(self) -> tuple[Any, ...]:
         try:
@@ -175,10 +178,37 @@ class Fields:
         if self._is_storage(obj):
             if writes and obj._shared is not None:
                 obj._shared.check_writable()
+            self._used.append(obj)
             return obj._use(self._device, stream=self._stream)
         field = ForeignField(obj, self._device, writes=writes)
         self._foreign.append(field)
+        self._used.append(field)
         return field.__enter__()
+
+    @property
+    def domain(self) -> dict[str, int]:
+        """dict of str to int: of "I", "J" and "K" the points that are inside of the halos of all fields that
+        have this dimension. Fields have the "dims" of their data interface, else I, J, K in this order."""
+        found: dict[str, int] = {}
+        for dims, inside in self._insides():
+            for dim, points in zip(dims, inside):
+                found[dim] = min(len(points), found.get(dim, len(points)))
+        return {axis: found[axis] for axis in _layout.AXES if axis in found}
+
+    @property
+    def origins(self) -> tuple[tuple[int, ...], ...]:
+        """tuple of tuple of int: of each field the first point inside of its halo."""
+        return tuple(tuple(points.start for points in inside) for _, inside in self._insides())
+
+    def _insides(self):
+        """Of each field its dims, and for each of them what is inside of the halo."""
+        for used in self._used:
+            is_ours = isinstance(used, Storage)
+            halo, dims = (used.halo, None) if is_ours else map(used._told.get, ("halo", "dims"))
+            shape = used.shape if is_ours else used.array.shape
+            halo = _layout.halo_of(halo, shape)
+            inside = [range(start, n - end) for (start, end), n in zip(halo, shape)]
+            yield dims or _layout.dims(None, len(shape)), inside
 
     def _is_storage(self, obj):
         """That has a buffer there."""
@@ -210,7 +240,7 @@ class Fields:
         try:
             self._leave(ForeignField.release)
         finally:
-            self._arrays, self._foreign = (), []
+            self._arrays, self._foreign, self._used = (), [], []
 
     def _leave(self, what):
         """Does it for all that are not storages, also where it fails for some."""

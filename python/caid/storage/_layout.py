@@ -20,39 +20,37 @@ AXES = "IJK"
 # --- presets --------------------------------------------------------------------------------
 
 
-def _c_layout(dims):
-    return range(len(dims))
-
-
-def _by_meaning(axes, *, data_falls):
-    """The layout in which strides fall from the dimensions of data ("0", "1", ..., or the other way
-    round) to these axes, wherever each of them stands."""
+def _backend(axes, device=None, *, points=1, data_falls=False):
+    """A preset in which strides fall from the dimensions of data ("0", "1", ..., or the other way round) to
+    these axes, wherever each of them stands. Every so many points one is aligned."""
 
     def layout(dims):
         data = sorted(set(dims) - set(AXES), key=int, reverse=data_falls)
         order = data + [axis for axis in axes if axis in dims]
         return tuple(map(order.index, dims))
 
-    return layout
+    return {**_preset(layout, 1, device), "points": points}
 
 
 def _preset(layout, alignment_size, device):
     return {"layout": layout, "alignment_size": alignment_size, "device": device}
 
 
-_k_first = _preset(_by_meaning("IJK", data_falls=False), 1, None)
-_i_first = _preset(_by_meaning("JKI", data_falls=True), 8, None)
-_gpu = _preset(_by_meaning("KJI", data_falls=True), 32, "gpu")
-
-# What `defaults` names: parameters where none are given, the layout as a function of the dims. GT4Py's
-# backends are of the time of GDP-3 and of 1.1 (gt4py/storage/cartesian/layout.py).
+# What `defaults` names: parameters where none are given, the layout as a function of the dims.
 _presets: dict[str, dict[str, Any]] = {
-    "C": {"layout": _c_layout},
+    "C": {"layout": lambda dims: range(len(dims))},
     "F": {"layout": lambda dims: range(len(dims))[::-1]},
-    "numpy": _preset(_c_layout, 1, None),
-    **dict.fromkeys(("gtx86", "gt:cpu_kfirst", "dace:cpu"), _k_first),
-    **dict.fromkeys(("gtmc", "gt:cpu_ifirst"), _i_first),
-    **dict.fromkeys(("gtcuda", "gt:gpu", "dace:gpu"), _gpu),
+    # GT4Py's backends of the time of GDP-3
+    "gtx86": _backend("IJK"),
+    "gtmc": _backend("JKI", points=8, data_falls=True),
+    "gtcuda": _backend("KJI", "gpu", points=32, data_falls=True),
+    # and of 1.1.12: gt4py/storage/cartesian/layout_registry.py
+    **dict.fromkeys(("debug", "numpy", "gt:cpu_kfirst", "dace:cpu_kfirst"), _backend("IJK")),
+    **dict.fromkeys(("gt:cpu_ifirst", "dace:cpu_KJI"), _backend("KJI")),
+    "gt:gpu": _backend("KJI", "gpu", points=32),
+    "dace:cpu": _backend("KIJ"),
+    "dace:gpu": _backend("KJI", "gpu"),
+    "dace:gpu_IJK": _backend("IJK", "gpu"),
 }
 
 
@@ -68,10 +66,14 @@ def register_defaults(
     _presets[name] = _preset(layout, _alignment(alignment_size), device)
 
 
-def preset(name: str | None) -> dict[str, Any]:
-    if name is not None and name not in _presets:
+def preset(name: str | None, dtype: Any) -> dict[str, Any]:
+    if name is None:
+        return {}
+    if name not in _presets:
         raise invalid(f"defaults {name!r}: none of {', '.join(_presets)}")
-    return {} if name is None else _presets[name]
+    found = _presets[name]
+    points = found.get("points", 1)
+    return found if points == 1 else {**found, "alignment_size": points * numpy.dtype(dtype).itemsize}
 
 
 # --- parameters -----------------------------------------------------------------------------

@@ -85,6 +85,11 @@ class Storage:
         self._halo = _layout.halo_of(halo, self.shape)
 
     @property
+    def __gt_origin__(self) -> tuple[int, ...]:
+        """tuple of int: the first point inside of the halo, where a stencil of GT4Py's begins."""
+        return tuple(start for start, _ in self._halo)
+
+    @property
     def device(self) -> str | None:
         """str or None: "gpu" where there is a buffer that a device reaches."""
         return None if type(self) is CPUStorage else "gpu"
@@ -331,11 +336,11 @@ class Storage:
 
     def _parameters(self):
         """Those of a storage like this one."""
-        made, starts = self._made, tuple(start for start, _ in self._halo)
+        made = self._made
         return made._replace(
             shape=self.shape, dtype=self.dtype, halo=self._halo,
             layout=_layout.layout_of(self.shape, self.strides),
-            aligned_index=made.aligned_index if self.shape == made.shape else starts,
+            aligned_index=made.aligned_index if self.shape == made.shape else self.__gt_origin__,
             name=None,
         )
 
