@@ -2,8 +2,10 @@
 #include "fds.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
 #include "base/log.h"
 #include "base/macros.h"
@@ -32,6 +34,18 @@ fds_fill_standard(void)
         fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     while (fd >= 0 && fd <= STDERR_FILENO);
     fd_close(fd);
+}
+
+void
+fds_close_others(int but)
+{
+    unsigned int first = STDERR_FILENO + 1;
+
+    if (but >= 0) {
+        syscall(SYS_close_range, first, but - 1, 0); /* of none, it is refused */
+        first = (unsigned int)but + 1;
+    }
+    syscall(SYS_close_range, first, UINT_MAX, 0);
 }
 
 void

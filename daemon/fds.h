@@ -14,6 +14,9 @@
 
 /* Opens those of 0, 1 and 2 that are not: what is opened later must not be taken for one. */
 void fds_fill_standard(void);
+/* Closes all others, but one (or -1): a lock or a pipe of a script's is not to be held by what it
+ * leaves running. Of kernels before 5.9 they stay. */
+void fds_close_others(int but);
 /* Raises the soft limit to the hard one: every connection takes two fds, every block one. And has
  * the kernel's table of them as large as it may become: once there are threads, it grows only after
  * a grace period of RCU, 10 to 40 ms in the midst of an accept4(2) (expand_fdtable()). */

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/macros.h"
 #include "fds.h"
+#include "inherited.h"
 #include "keeper.h"
 #include "listen.h"
 #include "notify.h"
@@ -72,7 +73,6 @@ open_signals(int *ret_fd)
 {
     sigset_t set;
 
-    signal(SIGPIPE, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
@@ -133,5 +133,6 @@ main(int argc, char *argv[])
     if (r != 0)
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
     log_init("caid-keeper");
+    inherited_prepare();
     return run(path) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

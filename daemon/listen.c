@@ -36,12 +36,14 @@ listener_default_path(char **ret)
     return 0;
 }
 
-/* Under the unit the folder is there; a daemon that root starts by hand makes it. */
+/* Under the unit the folder is there; a daemon that root starts by hand makes it, for all users
+ * whatever root's umask. */
 static void
 make_system_folder(const char *path)
 {
-    if (strcmp(path, SYSTEM_SOCKET) == 0 && geteuid() == 0 && mkdir(SYSTEM_FOLDER, 0755) < 0 &&
-        errno != EEXIST)
+    if (strcmp(path, SYSTEM_SOCKET) != 0 || geteuid() != 0)
+        return;
+    if (mkdir(SYSTEM_FOLDER, 0755) < 0 ? errno != EEXIST : chmod(SYSTEM_FOLDER, 0755) < 0)
         log_warning("%s: %s", SYSTEM_FOLDER, strerror(errno));
 }
 

@@ -15,6 +15,7 @@
 #include "detach.h"
 #include "fds.h"
 #include "gpu.h"
+#include "inherited.h"
 #include "kept.h"
 #include "listen.h"
 #include "notify.h"
@@ -148,13 +149,20 @@ run_supervised(const struct options *o, const struct config *c, const char *argv
     return r < 0 ? EXIT_FAILURE : supervise(&setup);
 }
 
+/* Nobody who has started it would wait for it, or look after it. */
+static bool
+detaches(const struct options *o)
+{
+    return !o->foreground && !o->supervise && !getenv("NOTIFY_SOCKET") &&
+           !listener_is_offered();
+}
+
 static int
 run(const struct options *o, struct config *c)
 {
-    bool managed = getenv("NOTIFY_SOCKET") || listener_is_offered();
     int ready_fd = -1, r;
 
-    if (!o->foreground && !managed) {
+    if (detaches(o)) {
         r = detach_start(&ready_fd);
         if (r < 0) {
             log_error("cannot detach: %s", strerror(-r));
@@ -175,6 +183,8 @@ main(int argc, char *argv[])
     r = options_parse(&options, argc, argv);
     if (r != 0)
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+    if (detaches(&options))
+        fds_close_others(options.stop_fd);
     log_init("caid");
     block_signal(SIGHUP); /* what is read from here on may be old when it comes */
     if (config_init(&config) < 0 || config_load(&config, options.config) < 0)
@@ -183,7 +193,7 @@ main(int argc, char *argv[])
         config_print(&config, stdout);
         return EXIT_SUCCESS;
     }
-    signal(SIGPIPE, SIG_IGN); /* a log reader that has gone must not end the daemon */
+    inherited_prepare();
     if (options.supervise)
         return run_supervised(&options, &config, argv[0]);
     return run(&options, &config) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -50,6 +50,8 @@ grow(struct journal *journal, size_t size)
 {
     int rc = enlarge(container_of(journal, struct journal_file, journal), size);
 
+    if (rc < 0)
+        log_error("no journal of %zu bytes: %s", size, strerror(-rc));
     if (rc < 0 && journal->bytes)
         memset(journal->bytes, 0, JOURNAL_START);
     return rc;

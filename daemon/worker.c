@@ -36,6 +36,42 @@ on_start(uv_work_t *work UNUSED)
 {
 }
 
+#define STACK_BYTES ((size_t)8 << 20) /* as libuv gives its threads */
+
+static void
+wait_for_go(void *go)
+{
+    uv_sem_wait(go);
+}
+
+/* libuv starts its threads with the first work, and ends the process where it cannot (RLIMIT_AS,
+ * RLIMIT_NPROC): better known before. */
+static int
+try_threads(uint32_t n)
+{
+    const uv_thread_options_t options = {.flags = UV_THREAD_HAS_STACK_SIZE,
+                                         .stack_size = STACK_BYTES};
+    _cleanup_free_ uv_thread_t *threads = calloc(n, sizeof(*threads));
+    uint32_t n_started = 0;
+    uv_sem_t go;
+    int r = threads ? uv_sem_init(&go, 0) : -ENOMEM;
+
+    if (r < 0)
+        return r;
+    while (n_started < n &&
+           (r = uv_thread_create_ex(&threads[n_started], &options, wait_for_go, &go)) == 0)
+        n_started++;
+    for (uint32_t i = 0; i < n_started; i++)
+        uv_sem_post(&go);
+    for (uint32_t i = 0; i < n_started; i++)
+        uv_thread_join(&threads[i]);
+    uv_sem_destroy(&go);
+    if (r < 0)
+        log_error("%" PRIu32 " threads for the driver's calls cannot be started: %s", n,
+                  strerror(-r));
+    return r;
+}
+
 /* Those, a release for each device, and two for what needs none: figures of all, pinned memory. */
 uint32_t
 worker_threads(const struct gpu *gpu)
@@ -53,7 +89,10 @@ worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu, struct kep
                          .ops = ops,
                          .userdata = userdata};
     char threads[16];
+    int r = try_threads(worker_threads(gpu));
 
+    if (r < 0)
+        return r;
     LIST_INIT(&w->memories);
     uv_timer_init(loop, &w->stuck);
     w->stuck.data = w;
@@ -64,7 +103,6 @@ worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu, struct kep
         TAILQ_INIT(&w->devices[i].waiting);
     snprintf(threads, sizeof(threads), "%" PRIu32, worker_threads(gpu));
     setenv("UV_THREADPOOL_SIZE", threads, 1);
-    /* libuv starts its threads with the first work, and ends the process where it cannot. */
     uv_queue_work(loop, &w->start, on_start, NULL);
     return backings_init(&w->backings, gpu);
 }

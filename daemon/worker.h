@@ -46,7 +46,7 @@ struct worker {
 /* Calls at a time. More would queue up in libuv's pool, where the first comes first. */
 uint32_t worker_threads(const struct gpu *gpu);
 
-/* -ENOMEM. */
+/* -errno: -ENOMEM, or what keeps threads from being started, which is logged. */
 int worker_init(struct worker *w, uv_loop_t *loop, const struct gpu *gpu, struct kept *kept,
                 const struct worker_ops *ops, void *userdata);
 /* Gives all memory that is left back to the driver; no job may be under way. */

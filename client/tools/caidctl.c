@@ -2,6 +2,7 @@
 /* caidctl(1): the command line, and the connection for the verb. */
 #include <getopt.h>
 #include <locale.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -274,6 +275,7 @@ main(int argc, char **argv)
     unsigned given = 0;
     bool done = false;
 
+    signal(SIGXFSZ, SIG_IGN); /* as a full disk is */
     if (!setlocale(LC_CTYPE, "") || MB_CUR_MAX == 1)
         setlocale(LC_CTYPE, "C.UTF-8"); /* names are UTF-8 in any case */
     int status = verbs_weights(argc, argv);

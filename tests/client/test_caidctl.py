@@ -797,6 +797,14 @@ def test_a_full_disk_is_an_error():
     assert done.stderr.startswith("caidctl: stdout: ")
 
 
+def test_so_is_a_limit_of_files(tmp_path):
+    with open(tmp_path / "out", "w", encoding="ascii") as out:
+        done = subprocess.run(["prlimit", "--fsize=0", str(CAIDCTL), "version"], stdout=out,
+                              stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "caidctl: stdout: File too large\n"
+
+
 # ---- completion ----
 
 TOOLS = pathlib.Path(__file__).parents[2] / "client" / "tools"
