@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "base/clock.h"
@@ -155,10 +156,14 @@ memory_open(struct memory *memory, int fd, const char *name)
     return 0;
 }
 
-/* The file's final length. */
+/* The file's final length. Beyond RLIMIT_FSIZE, ftruncate(2) would end a process that does not
+ * ignore SIGXFSZ. */
 static int
 memory_set_length(struct memory *memory, size_t length)
 {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && length > limit.rlim_cur)
+        return -EFBIG;
     if (ftruncate(memory->fd, (off_t)length) < 0 ||
         fcntl(memory->fd, F_ADD_SEALS, MEMFD_SEALS | F_SEAL_SEAL) < 0)
         return -errno;
@@ -188,8 +193,8 @@ memfd_is_sealed(int fd)
 CUresult
 memfd_error(int r)
 {
-    return r == -EMFILE || r == -ENFILE ? CUDA_ERROR_OPERATING_SYSTEM
-                                        : CUDA_ERROR_OUT_OF_MEMORY;
+    return r == -EMFILE || r == -ENFILE || r == -EFBIG ? CUDA_ERROR_OPERATING_SYSTEM
+                                                       : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* Whether what is counted, the newest allocation included, fits. Reading /proc/locks takes the

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "soft_test.h"
 
@@ -256,6 +257,21 @@ SOFT_TEST_LATE(soft_memory, pointers_know_what_they_point_to)
     cr_assert_eq(base, at);
     cr_assert_geq(size, 10000);
     REFUSED(NOT_FOUND, cuMemGetAddressRange_v2(&base, &size, (uintptr_t)&here));
+}
+
+CAID_TEST(soft_memory, a_limit_of_files_ends_no_process)
+{
+    CUmemGenericAllocationHandle handle;
+    CUmemAllocationProp prop = soft_prop(0);
+    struct rlimit limit = {.rlim_cur = GRAN - 1, .rlim_max = RLIM_INFINITY};
+    soft_start();
+    signal(SIGXFSZ, SIG_DFL);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    REFUSED(OPERATING_SYSTEM, cuMemCreate(&handle, GRAN, &prop, 0));
+    limit.rlim_cur = GRAN;
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    MUST(cuMemCreate(&handle, GRAN, &prop, 0));
+    MUST(cuMemRelease(handle));
 }
 
 CAID_TEST(soft_memory, many_attributes_at_once_take_any_pointer)
