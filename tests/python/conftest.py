@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -215,6 +216,17 @@ def slow(soft):
     softcuda("delay 20000")
     yield
     softcuda("delay 0")
+
+
+def import_foreign(name):
+    """Of the environment of foreign programs, which ./dev fetches, but nothing else from there."""
+    root = pathlib.Path(__file__).resolve().parents[2] / "build" / "consumers"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    sys.path.append(str(root / "lib" / version / "site-packages"))
+    try:
+        return pytest.importorskip(name)
+    finally:
+        sys.path.pop()
 
 
 def in_thread(work):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types that the array interface has no word for, against ml_dtypes, which ./dev fetches."""
 
-import pathlib
 import sys
 
 import numpy as np
 import pytest
 from arenas import Foreign
+from conftest import import_foreign
 
 import caid
 from caid import _typestr
@@ -15,20 +15,9 @@ NAMES = list(_typestr.NAMED)
 MISSING = {"complex32", "int1", "uint1"}  # in ml_dtypes before 0.6
 
 
-def import_ml_dtypes():
-    """Of the environment of foreign programs, but nothing else from there."""
-    root = pathlib.Path(__file__).resolve().parents[2] / "build" / "consumers"
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    sys.path.append(str(root / "lib" / version / "site-packages"))
-    try:
-        return pytest.importorskip("ml_dtypes")
-    finally:
-        sys.path.pop()
-
-
 @pytest.fixture(params=[name for name in NAMES if name not in MISSING])
 def dtype(request):
-    return np.dtype(getattr(import_ml_dtypes(), request.param))
+    return np.dtype(getattr(import_foreign("ml_dtypes"), request.param))
 
 
 def every_value(dtype):
@@ -100,7 +89,7 @@ def test_what_is_none(client):
     for name in "bfloat", "bfloat161", "int3", "float8", "Int4":
         with pytest.raises(caid.InvalidError):
             client.empty(3, name)
-    record = np.dtype([("x", import_ml_dtypes().bfloat16)])
+    record = np.dtype([("x", import_foreign("ml_dtypes").bfloat16)])
     with pytest.raises(caid.InvalidError, match="no word for"):
         client.empty(3, record)
     with client.empty(3, "|V2") as a:

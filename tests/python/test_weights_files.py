@@ -8,7 +8,6 @@ import shutil
 import struct
 
 import models
-import numpy
 import pytest
 from conftest import n_blocks, n_leases
 from hypothesis import given, strategies as st
@@ -249,12 +248,3 @@ def test_a_file_that_cannot_be_read(client, tmp_path, meanwhile):
         with pytest.raises(OSError, match="Bad file"):
             weights.load(path, "m", dtype=dtype, client=client)
         assert (n_leases(client), n_blocks(client)) == (0, 0)
-
-
-def test_metadata_that_an_array_cannot_have_are_left_out(client, tmp_path):
-    path = models.write(tmp_path / "m", {"a": ("U8", (), b"x")}, {"text": "x" * 4096})
-    with pytest.warns(UserWarning, match="left out") as told:
-        weights.load(path, "m", client=client)
-    assert told[0].filename == __file__
-    with weights.open("m", client=client) as w:
-        assert w.file_metadata == {} and numpy.asarray(w["a"].copy_to_host()) == ord("x")

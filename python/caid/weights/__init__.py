@@ -76,7 +76,8 @@ def load(
         all. Without them: `ROWS` and `COLUMNS`, the names in Hugging Face's models.
     tie : mapping of str to str, optional
         Further names of tensors: ``{"lm_head.weight": "model.embed_tokens.weight"}``; one array has
-        both. Without it, what ``safetensors.torch.save_model()`` noted in the files.
+        both. Without it, what ``safetensors.torch.save_model()`` noted in the files' metadata: lines of two
+        parameters' names that end alike.
     progress : bool or callable
         True: a bar on stderr, or a line each ten seconds where that is no terminal. A function is
         called with the bytes read and the bytes to be read, ten times a second.
@@ -160,7 +161,7 @@ def save(
 ) -> None:
     """Writes a version of a model to one safetensors file, which is there when it is whole. Tensors are
     byte for byte what they are in memory; an array with two names is written once, as
-    ``safetensors.torch.save_model()`` does it.
+    ``safetensors.torch.save_model()`` does it, where load() will find the other one.
 
     Parameters
     ----------

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import warnings
 from typing import Callable
 
 import numpy
@@ -14,7 +13,7 @@ import numpy
 from .. import _array, _geometry, _metadata, _staging, _typestr
 from .._errors import NO_ROOM
 from . import _plan
-from ._safetensors import check_file, open_file
+from ._safetensors import METADATA, check_file, open_file
 
 _METADATA_MAX = 4096  # bytes, of an array's
 _READ = 4 << 20  # bytes: CUDA_READ_SIZE
@@ -68,7 +67,18 @@ class Loading:
     def publish(self) -> int:
         """The set's generation."""
         arrays = {**self._arrays, **{key: self._arrays[of] for key, of in self._plan.tied.items()}}
-        return self._client.publish_many(self._prefix, arrays, metadata=_told(self._plan))
+        told = {"safetensors": self._plan.metadata}
+        if len(_metadata.encode(told).encode()) > _METADATA_MAX:
+            told, arrays[METADATA] = {"safetensors": METADATA}, self._text()
+        return self._client.publish_many(self._prefix, arrays, metadata=told)
+
+    def _text(self):
+        """The files' metadata, as an array that Weights does not show."""
+        text = numpy.frombuffer(_metadata.encode(self._plan.metadata).encode(), "u1")
+        arena = self._arena
+        array = self._client.empty(text.shape, "|u1", pool=arena.pool, device=arena.device)
+        self._stack.enter_context(array).copy_from_host(text)
+        return array
 
 
 def load(client, plan, prefix, *, pool, device, progress: Callable[[int, int], None]) -> int:
@@ -77,16 +87,6 @@ def load(client, plan, prefix, *, pool, device, progress: Callable[[int, int], N
         loading = Loading(stack, client, plan, prefix, pool=pool, device=device)
         loading.fill(progress)
         return loading.publish()
-
-
-def _told(plan):
-    """What save() writes beside the tensors: not what says which are tied, as the set shows that."""
-    text = {key: value for key, value in plan.metadata.items() if key not in plan.tied}
-    told = {"safetensors": text}
-    if len(_metadata.encode(told).encode()) > _METADATA_MAX:
-        warnings.warn(f"the files' metadata take more than {_METADATA_MAX} bytes: left out", stacklevel=5)
-        told = {"safetensors": {}}
-    return told
 
 
 # --- memory ---------------------------------------------------------------------------------

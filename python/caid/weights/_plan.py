@@ -13,7 +13,7 @@ from typing import Any, Iterator, NamedTuple
 
 from .. import _geometry, _typestr
 from .._errors import InvalidNameError, invalid
-from ._safetensors import TENSORS_MAX, Model, Tensor
+from ._safetensors import METADATA, TENSORS_MAX, Model, Tensor, is_note
 
 CHUNK = 4 << 20  # bytes that are read, and copied, at a time
 _ALIGNED = 512  # of an array's first byte, as of memory of cuMemAlloc()
@@ -132,10 +132,10 @@ def _tied(model, parts, tie):
     tied = {
         key: of
         for key, of in model.metadata.items()
-        if key not in model.tensors and of in parts and tie is None
+        if key not in model.tensors and of in parts and is_note(key, of) and tie is None
     }
     for key, of in dict(tie or {}).items():
-        if of not in parts or key in parts:
+        if of not in parts or key in parts or key == METADATA:
             raise invalid(f"tie {key!r} to {of!r}: the first must not be loaded, and the second must")
         tied[key] = of
     return tied

@@ -22,8 +22,10 @@ TENSORS_MAX = 65_536  # of a file, and of a model: as many as a set has arrays
 _DIMS_MAX = 32  # as a caid array
 _SIZE_MAX = 1 << 62  # bytes of a tensor
 _INDEX = ".safetensors.index.json"
+METADATA = "__metadata__"  # the one key that is no tensor's
 
-# What the format calls it: what caid does. Of its types of less than a byte two or more share one.
+# What the format calls it: what caid does; in the order of its library. Of its types of less than a byte two or
+# more share one.
 TYPES = {
     "BOOL": "|b1",
     "U8": "|u1",
@@ -44,6 +46,7 @@ TYPES = {
     "U64": "<u8",
 }
 _WORDS = {told: word for word, told in TYPES.items()}
+_ORDER = {word: i for i, word in enumerate(TYPES)}
 
 
 class FormatError(ValueError):
@@ -140,7 +143,7 @@ def parse(header: bytes, n_data: int, path: str = "header") -> Model:
         raise FormatError(f"{path}: the header is not its JSON: {e}") from None
     if not isinstance(told, dict) or header[:1] != b"{":
         raise FormatError(f"{path}: the header is not an object")
-    metadata = told.pop("__metadata__", None)
+    metadata = told.pop(METADATA, None)
     if metadata is not None and not _is_text(metadata):
         raise FormatError(f"{path}: __metadata__ is not text by text")
     if not _is_utf8([*told, *(metadata or {}), *(metadata or {}).values()]):
@@ -290,9 +293,23 @@ def _inside(path, name):
 # --- writing --------------------------------------------------------------------------------
 
 
+def is_note(key: str, of: str) -> bool:
+    """Whether a line of __metadata__ is what safetensors.torch.save_model() notes of parameters that it has
+    left out, where both names are such: text else may happen to be a tensor's name."""
+    parts = key.rpartition("."), of.rpartition(".")
+    return all(module for module, _, _ in parts) and parts[0][2] == parts[1][2]
+
+
+def _word(key, array):
+    told = array._layout.element.told
+    if told not in _WORDS:
+        raise TypeError(f"{key!r}: safetensors has no type for {told!r}")
+    return _WORDS[told]
+
+
 def header_of(arrays, metadata) -> tuple[bytes, dict[str, int]]:
-    """The first bytes of a file of C-ordered arrays, by key, and where each of them begins in it. The
-    largest elements come first, so that all of them are aligned.
+    """The first bytes of a file of C-ordered arrays, by key, and where each of them begins in it. They come
+    in the order of the format's own library: the largest elements first, so that all of them are aligned.
 
     Raises
     ------
@@ -301,16 +318,14 @@ def header_of(arrays, metadata) -> tuple[bytes, dict[str, int]]:
     ValueError
         Nor a place for an array of that key.
     """
-    if "__metadata__" in arrays:
-        raise ValueError("'__metadata__': safetensors has no tensor of that name")
+    if METADATA in arrays:
+        raise ValueError(f"{METADATA!r}: safetensors has no tensor of that name")
     told, offsets, at = {}, {}, 0
     if metadata:
-        told["__metadata__"] = dict(metadata)
-    for key in sorted(arrays, key=lambda key: (-arrays[key].itemsize, key)):
-        array = arrays[key]
-        word = _WORDS.get(array._layout.element.told)
-        if word is None:
-            raise TypeError(f"{key!r}: safetensors has no type for {array._layout.element.told!r}")
+        told[METADATA] = dict(metadata)
+    words = {key: _word(key, array) for key, array in arrays.items()}
+    for key in sorted(arrays, key=lambda key: (-_ORDER[words[key]], key)):
+        array, word = arrays[key], words[key]
         end = at + array.nbytes
         told[key] = {"dtype": word, "shape": list(array.shape), "data_offsets": [at, end]}
         offsets[key], at = at, end

@@ -12,7 +12,7 @@ from typing import Callable, NamedTuple
 from .. import _staging
 from . import _target
 from ._plan import CHUNK
-from ._safetensors import header_of
+from ._safetensors import header_of, is_note
 from ._weights import elements_of
 
 
@@ -25,13 +25,13 @@ class _Chunk(NamedTuple):
 def save(weights, path, progress: Callable[[int, int], None]) -> None:
     with contextlib.ExitStack() as stack:  # they would keep the version as long as an exception is kept
         opened = {key: stack.enter_context(array) for key, array in weights.items()}
-        _save(weights, path, *_without_tied(opened), progress)
+        text = weights.file_metadata
+        tied = _tied(opened, text)
+        arrays = {key: array for key, array in opened.items() if key not in tied}
+        _save(weights, path, arrays, {**text, **tied}, progress)
 
 
-def _save(weights, path, arrays, tied, progress):
-    # Without what load() would take for the name of a tied tensor.
-    text = {k: v for k, v in weights.file_metadata.items() if k in arrays or v not in arrays}
-    metadata = {**text, **tied}
+def _save(weights, path, arrays, metadata, progress):
     header, offsets = header_of(arrays, metadata)
     total = sum(array.nbytes for array in arrays.values())
     with _target.opened(path, len(header) + total) as fd:
@@ -43,18 +43,22 @@ def _save(weights, path, arrays, tied, progress):
         _staging.write(fd, header, 0)
 
 
-def _without_tied(opened):
-    """One array under two keys is one tensor, and the other key a line of the metadata, as
-    safetensors.torch.save_model() has it."""
-    arrays, tied, first = {}, {}, {}
+def _tied(opened, text):
+    """What a line of the metadata stands for: another key of a tensor. The lines that the files had come
+    first, then, as safetensors.torch.save_model() has it, those that load() will take for such."""
+    tied, first = {}, {}
     for key, array in opened.items():
-        at = elements_of(array) or key
-        if at in first:
-            tied[key] = first[at]
-        else:
-            first[at] = key
-            arrays[key] = array
-    return arrays, tied
+        of = text.get(key, key)
+        if of != key and of in opened and of not in tied and is_note(key, of):
+            if elements_of(array) == elements_of(opened[of]):
+                tied[key] = of
+    for key, array in opened.items():
+        if key in tied or not array.nbytes:
+            continue
+        of = first.setdefault(elements_of(array), key)
+        if of != key and key not in text and is_note(key, of):
+            tied[key] = of
+    return tied
 
 
 def _write_in_order(fd, header, arrays, offsets, progress):

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
-from .. import _array
+from .. import _array, _metadata
 from .._array import Array
 from .._client import Client
 from .._errors import InvalidNameError, StaleError, invalid
 from .._set import Set
 from .._watch import Watch
+from ._safetensors import METADATA
 
 
 def prefix_of(name: str) -> str:
@@ -33,11 +34,9 @@ def parse(name: str) -> tuple[str, int | None]:
     return prefix_of(model), int(version)
 
 
-def elements_of(array: Array) -> tuple | None:
-    """What arrays of a set are equal in that are one array; None of no elements, which have no memory."""
+def elements_of(array: Array) -> tuple:
+    """What arrays of a set are equal in that are one array."""
     memory, layout = array._memory, array._layout
-    if not memory.block:
-        return None
     return memory.block, memory.offset, layout.shape, layout.strides, layout.element
 
 
@@ -54,6 +53,9 @@ class Weights(Mapping[str, Array]):
     def __init__(self, client: Client, opened: Set):
         self._client = client
         self._set = opened
+        is_long = self._told().get("safetensors") == METADATA and METADATA in opened
+        self._hidden = METADATA if is_long else None  # the array that has the files' metadata
+        self._text: Any = None  # those, once they have been read
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -110,7 +112,9 @@ class Weights(Mapping[str, Array]):
     @property
     def nbytes(self) -> int:
         """int: bytes of all arrays; of one with two names twice."""
-        return self._set.nbytes
+        entries = self._set.entries()
+        entries.pop(self._hidden, None)
+        return sum(entry.nbytes for entry in entries.values())
 
     @property
     def metadata(self) -> Any:
@@ -119,9 +123,15 @@ class Weights(Mapping[str, Array]):
 
     @property
     def file_metadata(self) -> dict[str, str]:
-        """dict of str: what its files had as ``__metadata__``."""
+        """dict of str: what its files had as ``__metadata__``, in full."""
         told = self._told().get("safetensors")
+        if self._hidden is not None:
+            told = self._text = self._text or self._read_text()
         return {k: v for k, v in told.items() if isinstance(v, str)} if isinstance(told, dict) else {}
+
+    def _read_text(self):
+        with self._set[self._hidden] as text:
+            return _metadata.decode(text.copy_to_host().tobytes())
 
     def _told(self):
         """Of a set that another program has published it may be anything."""
@@ -131,24 +141,26 @@ class Weights(Mapping[str, Array]):
     # --- arrays -----------------------------------------------------------------------------
 
     def __getitem__(self, key: str) -> Array:
+        if key == self._hidden:
+            raise KeyError(key)
         return self._set[key]
 
     def __contains__(self, key: object) -> bool:
-        return key in self._set
+        return key != self._hidden and key in self._set
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._set)
+        return (key for key in self._set if key != self._hidden)
 
     def __len__(self) -> int:
-        return len(self._set)
+        return len(self._set) - (self._hidden is not None)
 
     def values(self) -> ValuesView[Array]:
         """All arrays, in the order of their keys."""
-        return self._set.values()
+        return self._set.open(self).values()
 
     def items(self) -> ItemsView[str, Array]:
         """All keys, and their arrays."""
-        return self._set.items()
+        return self._set.open(self).items()
 
     def torch(self) -> dict[str, Any]:
         """PyTorch's tensors over the arrays, for ``module.load_state_dict(w.torch(), assign=True)``.
@@ -178,7 +190,7 @@ class Weights(Mapping[str, Array]):
         taken: dict[Any, Any] = {}
         tensors = {}
         for key, array in self.items():
-            at = elements_of(array) or key
+            at = elements_of(array) if array.nbytes else key
             if at not in taken:
                 taken[at] = take(array)
             tensors[key] = taken[at]
