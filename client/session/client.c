@@ -172,7 +172,7 @@ client_lose(struct caid_client *client, int32_t code, const char *fmt, ...)
     if (client->lost.code != 0)
         return;
     va_start(args, fmt);
-    vsnprintf(client->lost.message, sizeof(client->lost.message), fmt, args);
+    text_format(client->lost.message, sizeof(client->lost.message), fmt, args);
     va_end(args);
     client->lost.code = code;
     client->away = false;

@@ -42,7 +42,7 @@ env_timeout(uint64_t *ret_ns, struct caid_error *error)
     *ret_ns = 0;
     if (!text)
         return 0;
-    double seconds = strtod(text, &end);
+    double seconds = text_number(text, &end);
     if (end == text || *end || isnan(seconds) || seconds <= 0)
         return fail(error, CAID_ERR_INVALID,
                     "CAID_TIMEOUT=%s: seconds are wanted, more than 0, or \"inf\"", text);

@@ -21,9 +21,7 @@ static void PRINTF(5, 0) fill(struct caid_error *error, int32_t code, int32_t cu
 {
     if (!error)
         return;
-    if (vsnprintf(error->message, sizeof(error->message), fmt, args) < 0)
-        error->message[0] = 0;
-    text_trim(error->message);
+    text_format(error->message, sizeof(error->message), fmt, args);
     size_t n = strlen(error->message);
     if (why)
         snprintf(error->message + n, sizeof(error->message) - n, ": %s", why);

@@ -1,9 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text.h"
 
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "utf8.h"
+
+/* This thread's, until uselocale() is given what is returned. The C library has it ready: nothing
+ * is allocated that would have to be freed. */
+static locale_t
+use_c_locale(void)
+{
+    return uselocale(newlocale(LC_ALL_MASK, "C", (locale_t)0));
+}
+
+void
+text_format(char *ret, size_t size, const char *fmt, va_list args)
+{
+    locale_t before = use_c_locale();
+
+    if (vsnprintf(ret, size, fmt, args) < 0)
+        ret[0] = 0;
+    uselocale(before);
+    text_trim(ret);
+}
+
+double
+text_number(const char *text, char **ret_end)
+{
+    locale_t before = use_c_locale();
+    double number = strtod(text, ret_end);
+
+    uselocale(before);
+    return number;
+}
 
 bool
 text_is_utf8(const char *s)

@@ -2,12 +2,19 @@
 /* Strings on their way between C and packets, which hold UTF-8 without a terminator. */
 #pragma once
 
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/macros.h"
 #include "msg.h"
 
 bool text_is_utf8(const char *s);
+
+/* As vsnprintf(3) and strtod(3) in the C locale: a program's own, which Qt and GTK set by
+ * themselves, may have a decimal comma. Text that does not fit is cut at a character's end. */
+void text_format(char *ret, size_t size, const char *fmt, va_list args) PRINTF(3, 0);
+double text_number(const char *text, char **ret_end);
 
 /* Takes a character that was cut in two off the end of s. */
 void text_trim(char *s);

@@ -3,9 +3,11 @@
 the client is as usable as before."""
 
 import gc
+import locale
 import os
 import signal
 import socket
+import subprocess
 import time
 
 import pytest
@@ -30,6 +32,20 @@ def stop(daemon):
     stopped = Stop()
     yield stopped
     stopped.go()
+
+
+@pytest.fixture
+def decimal_comma(tmp_path, monkeypatch):
+    """This process's locale has one."""
+    (tmp_path / "source").write_text('LC_NUMERIC\ndecimal_point ","\nthousands_sep "."\ngrouping 3;3\nEND LC_NUMERIC\n')
+    (tmp_path / "charmap").write_text("<code_set_name> ASCII\nCHARMAP\n<U002C> /x2c\n<U002E> /x2e\nEND CHARMAP\n")
+    command = ["localedef", "--force", "-i", tmp_path / "source", "-f", tmp_path / "charmap", tmp_path / "comma"]
+    subprocess.run(command, capture_output=True, check=False)  # of categories that are not there it complains
+    monkeypatch.setenv("LOCPATH", str(tmp_path))
+    locale.setlocale(locale.LC_NUMERIC, "comma")
+    assert locale.localeconv()["decimal_point"] == ","
+    yield
+    locale.setlocale(locale.LC_NUMERIC, "C")
 
 
 @pytest.fixture
@@ -99,6 +115,17 @@ def test_the_environment_is_for_calls_too(daemon, client, stop, monkeypatch):
         late(c.ping)
         stop.go()
         c.ping()
+
+
+def test_a_point_is_one_in_any_locale(daemon, hasty, stop, decimal_comma, monkeypatch):
+    with caid.LocalDaemon(supervise=True) as d, d.connect(reconnect_timeout=SOON_S) as c:
+        d.stop()
+        with pytest.raises(caid.DisconnectedError, match=f"in {SOON_S} s"):
+            c.ping()
+    stop()
+    monkeypatch.setenv("CAID_TIMEOUT", str(SOON_S))
+    assert f"in {SOON_S} s" in str(late(lambda: caid.connect(daemon.address)))
+    assert f"in {SOON_S} s" in str(late(hasty.ping))
 
 
 def test_what_is_no_time(daemon, client):
