@@ -25,6 +25,10 @@ _POLL_S = 0.05  # how often a daemon that is starting is looked after
 _STOP_S = 10.0  # what it has for a clean stop
 _LOG_TAIL = 4000  # characters of its log in an error
 
+_SOCKET = "caid.sock"
+_SOCKET_PATH_MAX = 107  # bytes; unix(7)
+_SHORT_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")  # for where $TMPDIR is longer
+
 _SYS_PIDFD_OPEN = 434  # of all machines
 
 # Of the service manager that runs us, not of our daemon.
@@ -46,7 +50,8 @@ def find_daemon():
 
 
 class LocalDaemon:
-    """A daemon of one's own, in a temporary directory that only this user can enter.
+    """A daemon of one's own, in a temporary directory that only this user can enter. Where $TMPDIR is too
+    long for the path of a socket, that is in /tmp, /var/tmp or /dev/shm.
 
     Parameters
     ----------
@@ -81,7 +86,8 @@ class LocalDaemon:
     Raises
     ------
     NoDaemonError
-        It did not start; the message ends with what it logged.
+        It did not start; the message ends with what it logged. Or there is no directory whose path
+        is short enough.
 
     Notes
     -----
@@ -102,8 +108,8 @@ class LocalDaemon:
         supervise: bool = False,
         timeout: float = 30.0,
     ):
-        directory = pathlib.Path(tempfile.mkdtemp(prefix="caid-"))  # mode 0700
-        self.address = str(directory / "caid.sock")
+        directory = _make_directory()
+        self.address = str(directory / _SOCKET)
         self.env = {"CAID_SOCKET": self.address}
         if devices is not None:
             self.env["CAID_SOFTCUDA_DEVICES"] = str(devices)
@@ -168,7 +174,7 @@ class LocalDaemon:
     def log(self) -> str:
         """What the daemon has logged so far: str. Empty once it was stopped."""
         try:
-            return self._log.read_text(errors="replace")
+            return self._log.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return ""
 
@@ -216,11 +222,27 @@ def _own_pidfd():
         os.close(pidfd)
 
 
+def _make_directory():
+    """A new temporary one, of mode 0700, in which the path of a socket is not too long."""
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="caid-"))
+    if len(os.fsencode(directory / _SOCKET)) <= _SOCKET_PATH_MAX:
+        return directory
+    directory.rmdir()
+    for parent in _SHORT_DIRECTORIES:
+        with contextlib.suppress(OSError):
+            return pathlib.Path(tempfile.mkdtemp(prefix="caid-", dir=parent))
+    raise NoDaemonError(
+        errno.ENAMETOOLONG,
+        f"{directory / _SOCKET}: a socket's path has at most {_SOCKET_PATH_MAX} bytes, and no directory can be"
+        f" made in {', '.join(_SHORT_DIRECTORIES)}: $TMPDIR says where else",
+    )
+
+
 def _config_path(directory, config):
     if isinstance(config, os.PathLike):
         return os.fspath(config)
     path = directory / "caid.conf"
-    path.write_text(config or "")
+    path.write_text(config or "", encoding="utf-8")
     return str(path)
 
 

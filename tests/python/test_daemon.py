@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 
 import numpy
 import pytest
@@ -188,6 +189,29 @@ def test_a_daemon_that_never_gets_ready(tmp_path, monkeypatch):
     monkeypatch.setenv("CAID_DAEMON", str(sleeper))
     with pytest.raises(caid.NoDaemonError, match="not ready within 0.5 s\nwaiting for a GPU"):
         caid.LocalDaemon(timeout=0.5)
+
+
+def starts_there_or_elsewhere(place, monkeypatch, there):
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    with caid.LocalDaemon() as d:
+        assert d.address.startswith(str(place)) == there
+        code = "import caid; caid.connect().ping()"
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, **d.env}, check=True)
+    assert not pathlib.Path(d.address).parent.exists() and not any(place.iterdir())
+    monkeypatch.setattr(_daemon, "_SHORT_DIRECTORIES", ("/nonexistent",))
+    if not there:
+        with pytest.raises(caid.NoDaemonError, match=f"{place}/.* /nonexistent"):
+            caid.LocalDaemon()
+        assert not any(place.iterdir())
+
+
+@pytest.mark.parametrize("length", [82, 83, 84, 200])
+def test_a_temporary_directory_of_any_length(monkeypatch, length):
+    """A program of this one's environment finds the daemon."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        place = pathlib.Path(short, "x" * (length - len(short) - 1))
+        place.mkdir()
+        starts_there_or_elsewhere(place, monkeypatch, length <= 83)
 
 
 def test_where_the_program_is(tmp_path, monkeypatch):
