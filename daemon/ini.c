@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ini.h"
 
-#include <stdio.h>
+#include <fcntl.h>
+#include <stdbool.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 #include "base/log.h"
 #include "base/macros.h"
@@ -14,13 +17,6 @@ struct ini_reader {
     void *userdata;
     int error; /* the first one */
 };
-
-static void
-filep(FILE **f)
-{
-    if (*f)
-        fclose(*f);
-}
 
 /* Cuts blanks from both ends, in place. */
 static char *
@@ -120,29 +116,60 @@ read_line(struct ini_reader *r, char *text, size_t n)
     return *text == '[' ? read_header(r, text) : read_key(r, text);
 }
 
+/* The null device is an empty file: so a drop-in is left out. */
+static bool
+is_readable(mode_t mode, dev_t device)
+{
+    return S_ISREG(mode) || (S_ISCHR(mode) && device == makedev(1, 3));
+}
+
+/* Of a FIFO or a device, or where it does not end, reading might not end either. A byte more is had
+ * than there is room for, to be told from what fits. */
+static int
+read_file(const char *path, char text[static INI_MAX + 1], size_t *ret_n)
+{
+    _cleanup_fd_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    struct stat st;
+    ssize_t n_read = 1;
+    size_t n = 0;
+
+    if (fd < 0 || fstat(fd, &st) < 0)
+        return -errno;
+    if (!is_readable(st.st_mode, st.st_rdev)) {
+        log_error("%s: no regular file: not read", path);
+        return -EINVAL;
+    }
+    for (; n_read > 0 && n <= INI_MAX; n += (size_t)n_read) {
+        n_read = read(fd, text + n, INI_MAX + 1 - n);
+        if (n_read < 0)
+            return errno == EINVAL ? -EIO : -errno; /* -EINVAL would be logged */
+    }
+    if (n > INI_MAX)
+        return -EFBIG;
+    *ret_n = n;
+    return 0;
+}
+
 int
 ini_read(const char *path, int (*fn)(void *userdata, const struct ini_line *line),
          void *userdata)
 {
     struct ini_reader r = {.line.file = path, .fn = fn, .userdata = userdata};
-    _cleanup_(filep) FILE *f = fopen(path, "re");
-    _cleanup_free_ char *text = NULL;
-    size_t capacity = 0;
-    ssize_t n;
+    _cleanup_free_ char *text = malloc(INI_MAX + 1);
+    size_t n = 0, length;
+    int error = text ? read_file(path, text, &n) : -ENOMEM;
 
-    if (!f)
-        return -errno;
-    errno = 0;
-    while ((n = getline(&text, &capacity, f)) >= 0) {
-        int error;
-
+    if (error < 0)
+        return error;
+    for (size_t at = 0; at < n; at += length + 1) {
+        char *end = memchr(text + at, '\n', n - at);
+        length = end ? (size_t)(end - text) - at : n - at;
+        text[at + length] = '\0';
         r.line.number++;
-        error = read_line(&r, text, (size_t)n);
+        error = read_line(&r, text + at, length);
         if (error < 0 && !r.error)
             r.error = error;
     }
-    if (ferror(f) && !r.error)
-        r.error = errno ? -errno : -EIO;
     free(r.section);
     free(r.name);
     return r.error;

@@ -6,6 +6,8 @@
  */
 #pragma once
 
+#include <stddef.h>
+
 struct ini_line {
     const char *file;
     unsigned number;
@@ -15,10 +17,13 @@ struct ini_line {
     const char *value;   /* may be empty */
 };
 
+#define INI_MAX ((size_t)4 << 20) /* bytes of a file */
+
 /*
  * Calls fn for every header and every key. Bad syntax is logged as "file:line: ..." and reading
  * goes on, so that one run shows all mistakes; so it does when fn returns an error, which fn has
- * logged. Returns 0, the first such error, or what kept the file from being read (not logged).
+ * logged. Returns 0, the first such error, or what kept the file from being read (not logged, but
+ * for -EINVAL: it is no regular file). -EFBIG: it has more than INI_MAX bytes. It never waits.
  */
 int ini_read(const char *path, int (*fn)(void *userdata, const struct ini_line *line),
              void *userdata);

@@ -201,22 +201,49 @@ def test_a_mistake_changes_nothing(start, tmp_path):
     assert FAILED in errors[-1]
 
 
-@pytest.mark.parametrize("how", ["absent", "folder", "drop-in"])
-def test_a_file_that_cannot_be_read_changes_nothing(start, tmp_path, how):
-    d = start(config=pool("q"))
-    path = tmp_path / "caid.conf"
-    if how != "drop-in":
-        path.unlink()
+def make_unreadable(path, how):
+    """Of the sparse file there are 8 GiB, all on one line."""
+    path.unlink(missing_ok=True)
     if how == "folder":
         path.mkdir()
-    if how == "drop-in":
-        (tmp_path / "caid.conf.d").mkdir()
-        (tmp_path / "caid.conf.d" / "x.conf").symlink_to("/nonexistent")
+    elif how == "fifo":
+        os.mkfifo(path)
+    elif how == "sparse":
+        path.touch()
+        os.truncate(path, 8 << 30)
+    elif how != "absent":
+        path.symlink_to(how)
+
+
+@pytest.mark.parametrize("how", ["absent", "folder", "fifo", "sparse", "/nonexistent", "/dev/zero", "/proc/self/pagemap"])
+@pytest.mark.parametrize("name", ["caid.conf", "caid.conf.d/x.conf"])
+def test_a_file_that_cannot_be_read_changes_nothing(start, tmp_path, name, how):
+    """Nor does it hold up a reload, a stop or a start."""
+    if (name, how) == ("caid.conf.d/x.conf", "absent"):
+        pytest.skip("it may be")
+    d = start(config=pool("q"))
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    make_unreadable(path, how)
     d.process.send_signal(signal.SIGHUP)
     wait_for(lambda: FAILED in d.text(), "the reload")
-    assert str(path) in d.text()
+    assert f"error: {path}: " in d.text()
     with d.client() as c:
         assert list(pools(c)) == ["q"]
+    checked = run_caid("--check-config", f"--config={tmp_path}/caid.conf")
+    assert checked.returncode == 1 and f"error: {path}: " in checked.stderr
+    assert run_caid("--foreground", f"--config={tmp_path}/caid.conf").returncode == 1
+    if how == "folder":
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    assert "is new" in reload(d, pool("q") + pool("r"))
+
+
+def test_the_null_device_is_an_empty_file(start, tmp_path):
+    d = start(config=pool("q"))
+    (tmp_path / "caid.conf.d").mkdir()
+    (tmp_path / "caid.conf.d" / "x.conf").symlink_to(os.devnull)
+    assert "is new" in reload(d, pool("q") + pool("r"))
 
 
 @pytest.mark.parametrize("level, follows", [("", True), ("info", False)])
