@@ -106,6 +106,20 @@ restart_init(struct restart *r, struct kept *kept)
     *r = (struct restart){.kept = kept, .files = {{.fd = -1}, {.fd = -1}}, .old.fd = -1};
 }
 
+/* What follows a record that is damaged is not read. */
+static int
+read_records(struct restart *r)
+{
+    size_t whole = r->old.journal.at;
+    int rc = restore_read(&r->restore, &r->old.journal);
+
+    if (rc == 0 && r->old.journal.at < whole)
+        log_error("the journal is damaged at byte %zu: the %zu from there on are not read, and "
+                  "what they tell of does not come back",
+                  r->old.journal.at, whole - r->old.journal.at);
+    return rc;
+}
+
 int
 restart_open(struct restart *r)
 {
@@ -123,7 +137,7 @@ restart_open(struct restart *r)
         r->n_restarts = r->old.journal.restarts + 1;
         if (r->old.journal.id[0]) /* else of a version that had none */
             memcpy(r->id, r->old.journal.id, sizeof(r->id));
-        rc = restore_read(&r->restore, &r->old.journal);
+        rc = read_records(r);
     }
     if (rc == -EPROTO) {
         log_error("what the keeper has is no journal: nothing of a former daemon comes back");
