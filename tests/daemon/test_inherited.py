@@ -12,7 +12,6 @@ from keepers import Keeper
 from test_supervise import child_of
 
 DRIVER = 13  # proto/errors.def
-METADATA = "x" * 4096
 
 
 def limited(**limits):
@@ -28,23 +27,6 @@ def test_files_of_a_limited_size(start, memory):
         assert "8 MiB" in str(e)
         assert c.call("open", names=["kept"], mode="r")["arrays"]
         assert other.call("ping") == {}
-
-
-def test_a_journal_that_may_not_grow(start):
-    """Names end with the daemon from then on; it goes on, and so does the keeper."""
-    d = start("--supervise", **limited(fsize=4 * MIB))
-    pid = child_of(d)
-    with d.client() as c:
-        for i in range(1200):
-            c.call("create", name=f"n{i}", typestr="|u1", shape=[1], metadata=METADATA)
-        wait_for(lambda: "arrays do not outlive this daemon" in d.text(), "the word of it")
-        assert "no journal of" in d.text() and "File too large" in d.text()
-        assert len(c.call("open", names=["n0", "n1199"], mode="r")["arrays"]) == 2
-    assert child_of(d) == pid
-    os.kill(pid, signal.SIGKILL)
-    assert child_of(d, but=pid)
-    with d.client() as c:
-        assert c.call("list")["entries"] == []
 
 
 @pytest.mark.parametrize(
