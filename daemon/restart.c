@@ -138,6 +138,9 @@ restart_open(struct restart *r)
         if (r->old.journal.id[0]) /* else of a version that had none */
             memcpy(r->id, r->old.journal.id, sizeof(r->id));
         rc = read_records(r);
+        if (r->old.journal.in_hand[1])
+            log_error("a daemon died while it handled a client's request: %s",
+                      suspect_name(r->old.journal.in_hand));
     }
     if (rc == -EPROTO) {
         log_error("what the keeper has is no journal: nothing of a former daemon comes back");

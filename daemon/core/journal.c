@@ -16,6 +16,8 @@ struct header {
     _Atomic uint64_t committed; /* bytes, from the header on */
     uint64_t restarts;
     uint64_t id[2];
+    _Atomic uint64_t
+        in_hand[2]; /* connection and request; all zero where older versions wrote */
 };
 
 struct head { /* of a record */
@@ -162,6 +164,22 @@ journal_mark(struct journal *journal, uint64_t place, uint64_t mark)
     head->mark = mark;
 }
 
+/* In that order: what is there of a request is there of its connection, too. */
+void
+journal_take(struct journal *journal, uint64_t conn, uint64_t request)
+{
+    struct header *header = header_of(journal);
+
+    atomic_store_explicit(&header->in_hand[0], conn, memory_order_release);
+    atomic_store_explicit(&header->in_hand[1], request, memory_order_release);
+}
+
+void
+journal_put(struct journal *journal)
+{
+    atomic_store_explicit(&header_of(journal)->in_hand[1], 0, memory_order_release);
+}
+
 /* ---- reading ---- */
 
 int
@@ -179,6 +197,8 @@ journal_open(struct journal *journal)
     journal->at = header->committed;
     journal->restarts = header->restarts;
     memcpy(journal->id, header->id, sizeof(journal->id));
+    for (int i = 0; i < 2; i++)
+        journal->in_hand[i] = header->in_hand[i];
     return 0;
 }
 

@@ -3,7 +3,8 @@
  * A journal: records one after the other in memory that outlives the process which writes them, for
  * the next one to read. Pure: it knows bytes, and neither files nor what records mean.
  *
- *   header    magic, version of the format, how far it is whole, how many were before it, whose
+ *   header    magic, version of the format, how far it is whole, how many were before it, whose,
+ *             and which request is in hand
  *   records   checksum (CRC-32C), bytes, type; a mark; then the payload, padded to 8 bytes
  *
  * What was appended counts from journal_commit() on, all of it at once: a process that is killed
@@ -28,9 +29,10 @@
 struct journal {
     uint8_t *bytes; /* mapped, shared; NULL: there is none */
     size_t size;
-    size_t at;         /* where the next record goes */
-    uint64_t restarts; /* how many were written before it, each by another process */
-    uint64_t id[2];    /* random: the same in all of these */
+    size_t at;           /* where the next record goes */
+    uint64_t restarts;   /* how many were written before it, each by another process */
+    uint64_t id[2];      /* random: the same in all of these */
+    uint64_t in_hand[2]; /* journal_open(): which request the process died of; [1] 0: of none */
     /* Makes room for so many bytes in all, and sets bytes and size; < 0: it cannot. */
     int (*grow)(struct journal *journal, size_t size);
     bool full; /* it could not: what it says is not true any more, and nobody may rely on it */
@@ -49,6 +51,10 @@ uint64_t journal_end(struct journal *journal, uint64_t mark);
 /* All that has been appended counts from now on. */
 void journal_commit(struct journal *journal);
 void journal_mark(struct journal *journal, uint64_t place, uint64_t mark);
+
+/* What of that connection's is handled from now on, not 0; and that it has been. */
+void journal_take(struct journal *journal, uint64_t conn, uint64_t request);
+void journal_put(struct journal *journal);
 
 struct journal_record {
     uint8_t type;

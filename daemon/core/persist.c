@@ -259,6 +259,37 @@ persist_ticket_gone(struct core *core, const struct lease *lease)
 }
 
 void
+persist_suspect(struct core *core, uint32_t place)
+{
+    struct record_suspect r = {.key = {.id = place}, .suspect = core->suspects.v[place]};
+
+    RECORD(core, RECORD_SUSPECT, r);
+}
+
+/* The keeper may have either. */
+void
+persist_take(struct core *core, uint64_t token, uint64_t request)
+{
+    const struct persist *p = &core->persist;
+
+    if (p->journal)
+        journal_take(p->journal, token, request);
+    if (p->next)
+        journal_take(p->next, token, request);
+}
+
+void
+persist_put(struct core *core)
+{
+    const struct persist *p = &core->persist;
+
+    if (p->journal)
+        journal_put(p->journal);
+    if (p->next)
+        journal_put(p->next);
+}
+
+void
 persist_numbers(struct core *core)
 {
     struct record_floor r = {.generation = core->persist.floor, .ids = core->persist.ids};

@@ -78,6 +78,10 @@ void persist_conn_gone(struct core *core, const struct conn *conn);
 /* Of a lease that has one. */
 void persist_ticket(struct core *core, const struct lease *lease);
 void persist_ticket_gone(struct core *core, const struct lease *lease);
+void persist_suspect(struct core *core, uint32_t place);
+/* What is in hand: journal_take(), journal_put(). */
+void persist_take(struct core *core, uint64_t token, uint64_t request);
+void persist_put(struct core *core);
 void persist_lost(struct core *core, const struct lost *lost);
 void persist_lost_gone(struct core *core, const struct lost *lost);
 /* An array, a block or a page has that number, which none gets again, also after a restart. */

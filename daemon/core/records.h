@@ -11,6 +11,7 @@
 
 #include "core.h"
 #include "done.h"
+#include "suspect.h"
 
 enum record_type {
     RECORD_POOL = 1,
@@ -25,6 +26,7 @@ enum record_type {
     RECORD_GONE, /* with a connection, its holds */
     RECORD_LOST,
     RECORD_TICKET,
+    RECORD_SUSPECT,
     N_RECORDS,
 };
 
@@ -108,6 +110,11 @@ struct record_hold { /* of a block, by that connection */
 struct record_done { /* by that connection: done.h */
     struct record_key key;
     struct done done;
+};
+
+struct record_suspect { /* by its place */
+    struct record_key key;
+    struct suspect suspect;
 };
 
 struct record_page { /* of timelines, in which that connection's process signals */

@@ -7,6 +7,7 @@
 #include "device.h"
 #include "former.h"
 #include "monitor.h"
+#include "suspect.h"
 
 /* All devices as records, with the lists that those refer to; to be freed, NULL: out of memory. */
 struct device_records {
@@ -107,6 +108,8 @@ HANDLER(on_hello)
     if (conn->lacks_place)
         return refuse(r, PROTO_ERR_LIMIT, "uid %u: its places are for those who come back",
                       (unsigned)conn->user->uid);
+    if (conn->resumes)
+        suspects_follow(core, p->token, conn->token[0]);
     result = (struct msg_hello_result){
         .version = p->version_max < PROTO_VERSION_MAX ? p->version_max : PROTO_VERSION_MAX,
         .features = {.v = (const struct msg_str[]){{0}}, .n = 0},
@@ -253,6 +256,21 @@ dispatch(struct core *core, struct conn *conn, struct msg *m, struct refusal *r)
     return handlers[m->method](core, conn, m->id, &params, r);
 }
 
+/* What a client asks for again, when the daemon has died meanwhile, is in hand. */
+static int
+handle(struct core *core, struct conn *conn, struct msg *m, struct refusal *r)
+{
+    uint64_t token = conn->token[0];
+
+    if (m->type != MSG_REQUEST || m->method == MSG_UNKNOWN || !conn->resumes)
+        return dispatch(core, conn, m, r);
+    if (suspect_take(core, conn, m, r))
+        return REFUSED;
+    int rc = dispatch(core, conn, m, r);
+    suspect_put(core, token, m);
+    return rc;
+}
+
 void
 request_handle(struct core *core, struct conn *conn, const void *packet, size_t n)
 {
@@ -266,7 +284,7 @@ request_handle(struct core *core, struct conn *conn, const void *packet, size_t 
         return;
     }
     why = violation(conn, &m);
-    rc = why ? -EPROTO : dispatch(core, conn, &m, &r);
+    rc = why ? -EPROTO : handle(core, conn, &m, &r);
     if (rc == REFUSED && m.type == MSG_REQUEST)
         send_refusal(core, conn, m.id, m.method, &r);
     if (rc >= 0 && m.type == MSG_NOTIFY)

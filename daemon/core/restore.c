@@ -58,6 +58,7 @@ static const struct kind {
     [RECORD_GONE] = {sizeof(struct record_gone), 0},
     [RECORD_LOST] = {sizeof(struct record_lost), sizeof(void *)},
     [RECORD_TICKET] = {sizeof(struct record_ticket), sizeof(void *)},
+    [RECORD_SUSPECT] = {sizeof(struct record_suspect), sizeof(void *)},
 };
 
 /* Of a type that is not known, or too short: it is left out. */
@@ -142,7 +143,7 @@ restore_read(struct restore *ret, struct journal *journal)
     size_t n = 0, end;
     int r = read_all(journal, &all, &n);
 
-    *ret = (struct restore){0};
+    *ret = (struct restore){.in_hand = {journal->in_hand[0], journal->in_hand[1]}};
     for (size_t i = 0; r == 0 && i < n; i = end) {
         for (end = i + 1; end < n && all[end].type == all[i].type;)
             end++;
@@ -745,6 +746,24 @@ restore_tickets(const struct restoring *to)
     return r;
 }
 
+/* With that which it has died of last. */
+static void
+restore_suspects(const struct restoring *to)
+{
+    struct suspects *suspects = &to->core->suspects;
+
+    for (size_t i = 0; i < to->r->n_suspects; i++) {
+        const struct record_suspect *record = to->r->suspects[i];
+        if (record->key.id >= SUSPECTS_MAX || !record->suspect.deaths)
+            continue;
+        suspects->v[record->key.id] = record->suspect;
+        suspects->n++;
+        suspects->next = (uint32_t)record->key.id + 1;
+    }
+    if (to->r->in_hand[1])
+        suspects_add(suspects, to->r->in_hand);
+}
+
 /* Clients know arrays, blocks and pages by their numbers. */
 static void
 restore_numbers(const struct restoring *to)
@@ -770,6 +789,7 @@ core_restore(struct core *core, struct restore *restore, restore_lost_fn *lost, 
     int r = 0;
 
     restore_numbers(&to);
+    restore_suspects(&to);
     for (size_t i = 0; r == 0 && i < ARRAY_SIZE(steps); i++)
         r = steps[i](&to);
     if (r == 0)

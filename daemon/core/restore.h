@@ -81,8 +81,11 @@ struct restore { /* by the kind of record, and in the order of its keys */
             struct restore_list gone;
             RESTORE_LIST(const struct record_lost *, losts);
             RESTORE_LIST(const struct record_ticket *, tickets);
+            RESTORE_LIST(const struct record_suspect *, suspects);
         };
     };
+
+    uint64_t in_hand[2]; /* when the earlier core ended: journal.h */
 };
 
 /* Of a journal that has been opened, which is to stay until restore_deinit(). -ENOMEM. */

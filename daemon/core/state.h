@@ -47,6 +47,7 @@
 #include "persist.h"
 #include "pool.h"
 #include "renewal.h"
+#include "suspect.h"
 #include "ticket.h"
 #include "user.h"
 #include "watch.h"
@@ -98,6 +99,7 @@ struct core {
     uint64_t outcomes[MSG_N_METHODS + 1][N_OUTCOMES]; /* of unknown methods, too: metrics.c */
     struct persist persist;
     struct renewal renewal;
+    struct suspects suspects;
     struct entries queue;
     struct monitor_list monitors; /* of administrators */
     uint32_t n_monitors;          /* all */

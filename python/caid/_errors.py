@@ -39,6 +39,7 @@ class ErrorCode(enum.IntEnum):
     ABANDONED = 21
     NOT_READY = 22
     LOST = 23
+    INTERNAL = 24
     NO_DAEMON = 64
     DISCONNECTED = 65
     FORKED = 66
@@ -172,6 +173,10 @@ class LostError(Error, code=ErrorCode.LOST):
     the name, or given it to another one, since: see :meth:`Client.lost`."""
 
 
+class InternalError(Error, code=ErrorCode.INTERNAL):
+    """Two daemons have died of this call, which is not made again: it is a defect of caid's."""
+
+
 class LostWarning(UserWarning):
     """Arrays of a client that went on with another daemon did not come back: they raise LostError."""
 
@@ -229,6 +234,7 @@ __all__ = [
     "DriverError",
     "ExistsError",
     "ForkedError",
+    "InternalError",
     "InterruptError",
     "InvalidError",
     "InvalidNameError",

@@ -53,7 +53,7 @@ driver(void)
 }
 
 static void
-exec_daemon(const struct daemon *daemon, const char *config, pid_t parent)
+exec_daemon(const struct daemon *daemon, const char *config, bool supervised, pid_t parent)
 {
     char socket[96], driver_option[512], config_option[112];
 
@@ -63,8 +63,8 @@ exec_daemon(const struct daemon *daemon, const char *config, pid_t parent)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(1);
-    execl(build_path("bin/caid"), "caid", "--foreground", socket, driver_option, config_option,
-          "--log-level=warning", (char *)NULL);
+    execl(build_path("bin/caid"), "caid", supervised ? "--supervise" : "--foreground", socket,
+          driver_option, config_option, "--log-level=warning", (char *)NULL);
     perror(build_path("bin/caid"));
     _exit(127);
 }
@@ -97,14 +97,14 @@ make_folder(struct daemon *daemon)
 }
 
 static void
-start(struct daemon *daemon, const char *config)
+start(struct daemon *daemon, const char *config, bool supervised)
 {
     pid_t parent = getpid();
 
     daemon->pid = fork();
     cr_assert(daemon->pid >= 0);
     if (daemon->pid == 0)
-        exec_daemon(daemon, config, parent);
+        exec_daemon(daemon, config, supervised, parent);
     wait_until_it_answers(daemon);
 }
 
@@ -123,8 +123,15 @@ daemon_start_with(struct daemon *daemon, const char *config)
     snprintf(path, sizeof(path), "%s/c", daemon->dir);
     FILE *file = fopen(path, "w");
     cr_assert(file && fputs(config, file) >= 0 && fclose(file) == 0);
-    start(daemon, path);
+    start(daemon, path, false);
     unlink(path);
+}
+
+void
+daemon_start_supervised(struct daemon *daemon)
+{
+    make_folder(daemon);
+    start(daemon, "/dev/null", true);
 }
 
 void

@@ -23,6 +23,8 @@ void daemon_start(struct daemon *daemon);
 void daemon_start_with(struct daemon *daemon, const char *config);
 /* The same where streams wait for those of other processes so: "memops", "host", "events". */
 void daemon_start_by(struct daemon *daemon, const char *handoff);
+/* The same under caid --supervise, whose process daemon->pid is. */
+void daemon_start_supervised(struct daemon *daemon);
 /* Ends it with signal and waits; SIGTERM must be answered with exit status 0. */
 void daemon_end(struct daemon *daemon, int signal);
 /* Ends it with SIGTERM if need be and removes its folder. */

@@ -66,6 +66,7 @@ enum caid_code {
     CAID_ERR_ABANDONED = 21,     /* a process died before its work was done */
     CAID_ERR_NOT_READY = 22,     /* the daemon waits for its driver: try again */
     CAID_ERR_LOST = 23,          /* the array did not come back from an earlier daemon */
+    CAID_ERR_INTERNAL = 24,      /* two daemons have died of this call */
     CAID_ERR_NO_DAEMON = 64,     /* nobody listens at the socket */
     CAID_ERR_DISCONNECTED = 65,  /* the daemon closed the connection, or died */
     CAID_ERR_FORKED = 66,        /* used after fork() without exec() */
