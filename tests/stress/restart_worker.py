@@ -12,7 +12,9 @@ import pathlib
 import pickle
 import random
 import sys
+import threading
 import time
+import traceback
 from multiprocessing.reduction import ForkingPickler
 
 import numpy
@@ -84,6 +86,7 @@ class Worker:
         self.n_sent = 0
         self.arena = client.arena()
         self.own = {}  # arrays without a name, by their values
+        self.beside(self.watch)
 
     def check(self):
         for name, value in self.notes.values.items():
@@ -161,9 +164,41 @@ class Worker:
         except (caid.NotFoundError, caid.AbandonedError):
             assert not is_alive(pid), f"{letter} is lost"
         with contextlib.suppress(caid.NotFoundError):
-            pickle.loads(letter.read_bytes()).close()
+            pickle.loads(letter.read_bytes()).copy_to_host()
             raise AssertionError(f"{letter} is taken twice")
         letter.unlink()
+
+    def beside(self, fn, *args):
+        """In a thread, whose failure is the process's."""
+
+        def run():
+            try:
+                fn(*args)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    def watch(self):
+        for _ in self.client.watch(f"{(INDEX + 1) % WORKERS}/0"):
+            pass
+
+    def follow(self, a, value):
+        with a.read() as v:
+            assert set(v.copy_to_host().tolist()) == {value}
+
+    def wait(self):
+        """A begin that waits for as long as the daemon may be killed in."""
+        value = self.notes.next()
+        with self.array(GONE) as a:
+            with a.write() as v:
+                follower = self.beside(self.follow, a, value)
+                time.sleep(self.rng.random() * 0.2)
+                v.copy_from_host(numpy.full(v.shape, value, "<i4"))
+            follower.join()
 
     def read(self):
         index = self.rng.randrange(WORKERS)
@@ -174,7 +209,7 @@ class Worker:
         while True:
             step = self.rng.choice((
                 self.publish, self.publish_many, self.publish_part, self.unlink, self.write, self.read, self.keep,
-                self.send, self.take,
+                self.send, self.take, self.wait,
             ))  # fmt: skip
             step()
 
