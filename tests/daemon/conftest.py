@@ -237,6 +237,13 @@ class Daemon:
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take other uids")
 
 
+def own_mounts(script):
+    """What runs a daemon by that script with mounts of its own; skips the test where they cannot be had."""
+    if subprocess.run(["unshare", "--mount", "true"], stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("no mounts of one's own here: unshare(1) is refused, as in a chroot(2)")
+    return ["unshare", "--mount", "sh", "-c", script, "sh"]
+
+
 @contextlib.contextmanager
 def public_daemon(config, **kwargs):
     """In a folder that every uid can reach, as pytest's own is not."""

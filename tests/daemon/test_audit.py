@@ -11,7 +11,7 @@ import socket
 import tempfile
 
 import pytest
-from conftest import DEADLINE, MIB, as_user, needs_root, public_daemon, refused, wait_for
+from conftest import DEADLINE, MIB, as_user, needs_root, own_mounts, public_daemon, refused, wait_for
 from test_reload import ALICE, TEAM, connect, create, pool, reload
 
 EXISTS, QUOTA, LIMIT = 7, 9, 10  # proto/errors.def
@@ -70,8 +70,9 @@ def folder():
 
 @contextlib.contextmanager
 def journal_daemon(config, folder):
+    prefix = own_mounts(SCRIPT.format(folder))
     journal = Journal(folder)
-    with public_daemon(config, prefix=("unshare", "--mount", "sh", "-c", SCRIPT.format(folder), "sh")) as d:
+    with public_daemon(config, prefix=prefix) as d:
         yield d, journal
 
 

@@ -47,7 +47,7 @@ def test_log_level_of_the_environment_that_is_none(start):
 def test_log_levels(start, tmp_path):
     """The option wins over the environment, the environment over the file."""
     config = "[daemon]\nlog_level = error\n"
-    d = start("--log-level=notice", config=config, CAID_LOG="debug")
+    d = start("--log-level=notice", config=config, CAID_LOG="debug", CAID_MACHINE_ID="0" * 32)
     with d.client():
         pass
     assert d.stop() == 0

@@ -119,6 +119,7 @@ setup_config(struct config *config)
     config_init(config);
     config->hello_timeout_ns = 100 * NSEC_PER_MSEC;
     config->spin_us = 0;
+    config->start.machine_id = strdup("00000000000000000000000000000000"); /* no file is read */
     config->pools = &shared;
     config->n_pools = 1;
 }
