@@ -130,7 +130,7 @@ def test_the_tests_were_run(numba, results):
     assert {name.partition("::")[0] for name in own.outcomes} == set(numba.modules.split())
     for name, outcome in own.outcomes.items():
         if outcome == "failed":
-            assert any(what in own.texts[name] for what in numba.missing.split("|")), name
+            assert any(what in own.texts[name] for what in numba.missing.split("|")), f"{name}: {own.texts[name]}"
 
 
 @pytest.mark.parametrize("way", ["environment", "injected"])
