@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
@@ -261,7 +262,8 @@ class Reference(Closing):
         state = [getattr(self, slot) for slot in _FIELDS]
         if self._kept:
             state[-1] = isinstance(self._kept[0][1], Array) and _follows(self._kept[0][1])
-        return _arrived, tuple(state)
+        # Who knows things by their pickles (joblib, Dask) would take what is there now for what was.
+        return _arrived, (*state, os.urandom(16))
 
     def __repr__(self):
         flaw = self._flaw()
@@ -316,7 +318,8 @@ def _made(*sent, kept=None):
 
 
 def _arrived(*sent):
-    return _made(*(sent if len(sent) == len(_FIELDS) else [None] * len(_FIELDS)))
+    """The last, which makes pickles differ, says nothing."""
+    return _made(*(sent[:-1] if len(sent) == len(_FIELDS) + 1 else [None] * len(_FIELDS)))
 
 
 _NOTHING = _made("", "", None, None, 0, "r", (0,), (1,), ("|u1", 1, None), None, None, True, False)

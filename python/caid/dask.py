@@ -33,6 +33,7 @@ from typing import Any, Callable
 
 import dask
 import dask.array
+from dask.base import normalize_token
 from dask.sizeof import sizeof
 from distributed import Worker, WorkerPlugin
 from distributed.protocol import cuda_deserialize, cuda_serialize, dask_deserialize, dask_serialize
@@ -121,6 +122,25 @@ def _serializers_of(address):
 @sizeof.register(Array)
 def _size_of(array):
     return array.nbytes
+
+
+class _Contents:
+    """Of an array that anybody may write: what cannot be pickled, Dask has no name for that it would use
+    again, and its error with ``tokenize.ensure-deterministic``."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __repr__(self):
+        return f"the contents of {self._array!r}"
+
+    def __reduce__(self):
+        raise TypeError(f"{self!r} are in device memory")
+
+
+@normalize_token.register(Array)
+def _token_of(array):
+    return normalize_token(_Contents(array))
 
 
 # --- by reference ---------------------------------------------------------------------------
@@ -312,10 +332,9 @@ def from_set(name: str, *, pool: str | None = None, asarray: Callable | None = N
         keys = {_place_of(key): key for key in opened}
         chunks = _chunks_of({_place_of(key): entry.shape for key, entry in opened.entries().items()})
         with next(iter(opened.values())) as array:
-            dtype = array.dtype
+            dtype, label = array.dtype, "caid-" + dask.base.tokenize(array)
         generation = opened.generation
     asarray = asarray or (_typestr.numpy().asarray if client.host_accessible else _to_cupy)
-    label = "caid-" + dask.base.tokenize(name, pool, generation, client.daemon_id, asarray)
     task = _open_chunk, client.daemon_id, generation, pool, asarray
     graph = {(label, *place): (*task, name + key) for place, key in keys.items()}
     return dask.array.Array(graph, label, chunks, dtype=dtype)

@@ -14,6 +14,7 @@ import time
 import caid
 import numpy
 import pytest
+from caid import _default
 from conftest import PATIENCE_S, wait_until
 from engines import N_KILLS, two_machines
 
@@ -130,6 +131,26 @@ def test_whoever_has_opened_it_keeps_it(cluster, left):
     wait_until(lambda: left["a"].status().leases == 1)
     assert cluster.submit(total, kept, workers=["a0"]).result() == sum(range(0, 1000, 2))
     del kept
+
+
+def test_an_array_that_is_written_anew_is_computed_with_anew(cluster, left, daemons, monkeypatch):
+    monkeypatch.setenv("CAID_SOCKET", daemons["a"].address)
+    with left["a"].create("x", 4, "<i8") as a:
+        results = []
+        for value in 1, 2:
+            a.fill(value)
+            results += [cluster.submit(total, a, workers=["a0"]), cluster.submit(total, a[1:], workers=["a0"])]
+            distributed.wait(results)
+        assert [result.result() for result in results] == [4, 3, 8, 6]
+        with dask.config.set({"tokenize.ensure-deterministic": True}):
+            with pytest.raises(dask.tokenize.TokenizationError, match="contents of <caid.Array 'x'"):
+                dask.base.tokenize(a)
+        left["a"].publish_many("y/", {"0": a})
+        assert caid.dask.from_set("y/").name != caid.dask.from_set("y/").name
+    for name in "x", "y/":
+        left["a"].unlink(name)
+    _default.client_of(daemons["a"].address).close()  # by which Dask's scheduler, in this process, has it
+    del results
 
 
 def test_collections_travel(cluster, left):

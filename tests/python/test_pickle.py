@@ -125,6 +125,13 @@ def test_a_name_that_was_replaced_gives_what_was_sent(client, here):
         refused(gone, caid.StaleError)
 
 
+def test_who_knows_things_by_their_pickles_does_not_know_an_array(client, here):
+    """What it shows may be other than it was: joblib and others would take an old result for its."""
+    with client.create("x", 4, "<i8") as a, a[1:] as part, caid.Reference(a) as reference:
+        for x in a, part, reference, pickle.loads(pickle.dumps(reference)):
+            assert len({pickle.dumps(x) for _ in range(3)}) == 3
+
+
 def test_what_cannot_be_pickled_says_why(client, counted):
     a, twin = counted
     with pytest.raises(TypeError, match="no name.*multiprocessing"):

@@ -63,7 +63,8 @@ def test_any_number_opens_it_and_its_maker_ends_it(client, other, filled):
 
 def forged(reference, **fields):
     take, sent = reference.__reduce__()
-    return pickle.loads(pickle.dumps(take(*{**dict(zip(_reference._FIELDS, sent)), **fields}.values())))
+    changed = {**dict(zip(_reference._FIELDS, sent)), **fields}
+    return pickle.loads(pickle.dumps(take(*changed.values(), sent[-1])))
 
 
 NOT_SO = {
