@@ -35,7 +35,7 @@ from . import (
 )
 from ._errors import Error, InvalidError, corrupt, unsupported
 from ._errors import closed as closed_error
-from ._handles import Closing, OfProcess
+from ._handles import Closing, NotCompared, OfProcess
 from ._records import IpcHandle
 
 if TYPE_CHECKING:
@@ -108,12 +108,12 @@ def _layout_of(lease):
     return Layout(ptr, lease.shape, lease.strides, element, lease.readonly)
 
 
-class Array(OfProcess, Closing):
+class Array(OfProcess, NotCompared, Closing):
     """An n-dimensional array in memory that a device reaches.
 
     Arrays come from a :class:`caid.Client` or from :func:`caid.as_array`. They have a geometry
-    and can be copied; elements are not computed with here: hand the array to any library that
-    knows the CUDA Array Interface. Indexing gives views, never values; assignment copies.
+    and can be copied; elements are not computed with or compared here: hand the array to any library
+    that knows the CUDA Array Interface. Indexing gives views, never values; assignment copies.
 
     An array is closed by ``close()``, by leaving its ``with`` block, or when it is collected
     (then with a ResourceWarning, views excepted). The lease ends when the array and all its

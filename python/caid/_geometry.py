@@ -117,7 +117,7 @@ def _slice(item, n):
 
 
 def _position(item, n, axis):
-    if isinstance(item, bool):
+    if type(item).__name__ in ("bool", "bool_"):  # NumPy's, too, which index() takes for 0 and 1
         raise IndexError("masks are not taken: only ints, slices, Ellipsis and None")
     try:
         i = operator.index(item)

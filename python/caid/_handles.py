@@ -38,6 +38,19 @@ class Closing:
         self.close()  # type: ignore[attr-defined]
 
 
+class NotCompared:
+    """Of elements that nothing is computed with: whether others are equal is not answered."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if other is self or other is None:
+            return other is self
+        what = f"a caid.{type(self).__name__} compares no elements"
+        raise TypeError(f"{what}: copy them to the host; `is` tells whether it is the same object")
+
+
 class Named(OfProcess, Closing):
     """Made for a name; to be closed: one that is collected before warns."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from . import _array, _copy, _metadata, _stream
 from ._array import Array
 from ._errors import ClosedError, InvalidNameError, NotFoundError, invalid
-from ._handles import Closing, OfProcess
+from ._handles import Closing, NotCompared, OfProcess
 from ._records import Entry
 
 
@@ -49,7 +49,7 @@ def of_array(array) -> Set:
     return self
 
 
-class Set(OfProcess, Closing, Mapping[str, Array]):
+class Set(OfProcess, NotCompared, Closing, Mapping[str, Array]):
     """One version of names that change together: what :meth:`caid.Client.open_set` gives.
 
     A mapping of keys, in byte order, to arrays, as :meth:`caid.Client.publish_many` was given them. As
@@ -66,9 +66,6 @@ class Set(OfProcess, Closing, Mapping[str, Array]):
     _array: Array  # the set's own, of no bytes
     _known: dict[str, Entry] | None
     _opened: dict[str, Array]
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
 
     # --- life -------------------------------------------------------------------------------
 

@@ -63,6 +63,32 @@ def all_of_it_comes_back(daemon):
         assert c.status().release_errors == 0
 
 
+def test_the_host_is_told_that_it_does_not_see_device_memory(daemon):
+    with daemon.connect() as c, c.create("a", 4, "<i4") as a, c.empty((0, 2)) as none:
+        for x in a, a[0], none, [a, a]:
+            with pytest.raises(TypeError, match="copy_to_host"):
+                numpy.asarray(x)
+        for compare in lambda: a == numpy.zeros(4), lambda: numpy.zeros(4) == a, lambda: 3 in a:
+            with pytest.raises(TypeError, match="copy"):
+                compare()
+        assert not hasattr(a, "__array_interface__")
+
+
+def test_dask_computes_with_what_is_there(daemon):
+    needs("dask")
+    import dask
+
+    def total(x):
+        return int(x.copy_to_host().sum())
+
+    with daemon.connect() as c, c.create("a", 4, "<i4") as a:
+        sums = []
+        for value in 1, 2:
+            a.fill(value)
+            sums.append(dask.delayed(total, pure=True)(a))
+        assert sums[0].key != sums[1].key and dask.compute(sums[1]) == (8,)
+
+
 @pytest.mark.parametrize("memory", ["pinned", "mapped"])
 def test_two_processes_and_kernels_share_host_memory(daemon, memory):
     """A kernel's stores in one process are what NumPy sees in another, and the other way round."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays: what they say of themselves, views, and what they give to others."""
 
+import operator
 import subprocess
 import sys
 import weakref
@@ -174,9 +175,17 @@ def test_a_reshape_that_takes_a_copy(weights):
 
 
 def test_nothing_is_computed(weights):
-    a, _ = weights
+    a, twin = weights
     with pytest.raises(TypeError, match="truth"):
         bool(a)
+    for compare in operator.eq, operator.ne:
+        for other in twin, a[:], 3, "x", 5.0:
+            with pytest.raises(TypeError, match="compares no elements"):
+                compare(a, other)
+    with pytest.raises(TypeError, match="compares no elements"):
+        a[0] in a
+    assert (a == a, a != a, a == None, None != a) == (True, False, False, True)  # noqa: E711
+    assert {a: 1}[a] == 1 and [a, None].index(a) == 0
     with pytest.raises(TypeError, match="no dimensions"):
         len(a[0, 0])
     with pytest.raises(TypeError, match="no dimensions"):
@@ -277,14 +286,14 @@ def test_the_interface_of_views(weights, client):
     a, _ = weights
     v = a[1:, ::2]
     i = v.__cuda_array_interface__
-    assert i["strides"] == (24, 8) and i["data"] == (a.ptr + 24, False)
+    assert i["strides"] == (24, 8) and i["data"] == (a.ptr + 24, False) and i["data"][1] is False
     assert all(type(n) is int for n in i["shape"] + i["strides"])
     assert a.T.__cuda_array_interface__["strides"] == (4, 24)
     assert a[::-1].__cuda_array_interface__["strides"] == (-24, 4)
     assert a[2:2].__cuda_array_interface__["data"] == (0, False)
     assert a[0, 0].__cuda_array_interface__["shape"] == ()
     with client.open("weights") as b:
-        assert b.__cuda_array_interface__["data"] == (b.ptr, True)
+        assert b.__cuda_array_interface__["data"] == (b.ptr, True) and b.readonly is True
         assert b[1].__cuda_array_interface__["data"] == (b.ptr + 24, True)
 
 

@@ -119,6 +119,7 @@ def test_extent_is_numpys(a):
         ((0, 0, 0), "too many indices: 3 for 2 dimensions"),
         ((..., ...), "single ellipsis"),
         (True, "masks are not taken"),
+        (np.True_, "masks are not taken"),
         (1.0, "not float"),
         ("x", "not str"),
         ([0, 1], "not list"),

@@ -319,6 +319,10 @@ def test_what_is_no_set_is_refused(client):
             client.publish_many("s/", {"a": a}, replace=False)
         with client.open("s/") as s, pytest.raises(caid.InvalidError, match="pool, and no set"):
             client.publish_many("t/", {"a": a, "s": s})
+        with client.open_set("s/") as s, client.open_set("s/") as t:
+            with pytest.raises(TypeError, match="compares no elements"):
+                s == t
+            assert s == s and s is not None and len({s, t}) == 2
         b.publish("x")
         with pytest.raises(caid.InvalidError, match="not a set"):
             client.open_set("x")

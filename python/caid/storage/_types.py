@@ -10,6 +10,7 @@ import numpy
 
 from .. import _cai, _geometry, _pending
 from .._errors import unsupported
+from .._handles import NotCompared
 from . import _layout
 from ._memory import allocate
 from ._shared import StorageBracket
@@ -30,7 +31,7 @@ class NoSuchBufferError(AttributeError, TypeError):
     """The storage has no buffer on that side."""
 
 
-class Storage:
+class Storage(NotCompared):
     """An n-dimensional field, on the host, on a device or on both, with a halo: what :func:`empty`,
     :func:`storage` and the others give. It is no ndarray, and computes nothing itself: hand its buffers
     to who does, by :func:`fields`, or one side by ``to_numpy()``, ``to_cupy()`` and the interfaces.
@@ -103,6 +104,9 @@ class Storage:
         if not self.shape:
             raise TypeError("len() of a storage of no dimensions")
         return self.shape[0]
+
+    def __bool__(self) -> bool:
+        raise TypeError(_COMPUTES_NOTHING.format("bool()"))
 
     def __repr__(self):
         halo = f" halo={self._halo}" if any(map(any, self._halo)) else ""

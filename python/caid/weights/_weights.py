@@ -10,6 +10,7 @@ from .. import _array, _metadata
 from .._array import Array
 from .._client import Client
 from .._errors import InvalidNameError, StaleError, invalid
+from .._handles import NotCompared
 from .._set import Set
 from .._watch import Watch
 from ._safetensors import METADATA
@@ -40,7 +41,7 @@ def elements_of(array: Array) -> tuple:
     return memory.block, memory.offset, layout.shape, layout.strides, layout.element
 
 
-class Weights(Mapping[str, Array]):
+class Weights(NotCompared, Mapping[str, Array]):
     """One version of a model: what :func:`caid.weights.open` gives. A mapping of the tensors' names, in
     byte order, to arrays.
 
@@ -56,9 +57,6 @@ class Weights(Mapping[str, Array]):
         is_long = self._told().get("safetensors") == METADATA and METADATA in opened
         self._hidden = METADATA if is_long else None  # the array that has the files' metadata
         self._text: Any = None  # those, once they have been read
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
 
     # --- life -------------------------------------------------------------------------------
 
