@@ -235,6 +235,17 @@ FIXTURE_TEST(copy, pointers_and_streams)
     assert_ok(caid_stream_synchronize(f.client, 2, 0, &error));
     assert_failed(caid_stream_synchronize(f.client, 0, 0, &error), CAID_ERR_INVALID);
     assert_failed(caid_stream_synchronize(f.client, 1, 9, &error), CAID_ERR_DEVICE);
+
+    if (gpu_is_soft()) { /* it is asked, in the current context and then in the primary one */
+        gpu_begin(&f.gpu);
+        soft_control(&f.gpu, "fail cuPointerGetAttribute@2=INVALID_VALUE");
+        assert_ok(cuda_pointer_resolve(f.client, ptr, &found, &device, &error));
+        soft_control(&f.gpu, "clear");
+        soft_control(&f.gpu, "fail cuPointerGetAttribute@2-3=INVALID_VALUE");
+        assert_failed(cuda_pointer_resolve(f.client, ptr, &found, &device, &error),
+                      CAID_ERR_INVALID);
+        soft_control(&f.gpu, "clear");
+    }
 }
 
 /* What was current before a copy is current after it. */

@@ -110,12 +110,14 @@ def test_reads_what_a_kernel_of_another_process_wrote(daemon, shared, library):
 
 
 def test_all_at_once(daemon, shared):
+    needs("numba")  # and CuPy, without which nothing is shared
     libraries = [name for name in CONSUMERS if importlib.util.find_spec(name)]
     processes = {name: start(daemon.env, CONSUMERS[name]) for name in libraries}
     for name, process in processes.items():
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, f"{name}: {err}"
         assert float(out) == pytest.approx(EXPECTED), name
+    assert {"cupy", "numba"} <= processes.keys()
 
 
 def test_read_only_is_refused_a_write(daemon, shared):

@@ -68,7 +68,7 @@ def test_shapes_may_be_lists_of_numpys_ints(counted):
     a, twin = counted
     changes = {"shape": [np.int64(24)], "data": [a.ptr, 1], "strides": [4]}
     with caid.as_array(Producer(a, **changes)) as b:
-        assert b.shape == (24,) and type(b.shape[0]) is int and b.readonly
+        assert b.shape == (24,) and type(b.shape[0]) is int and b.readonly is True
 
 
 def test_read_only_is_kept(counted):
@@ -127,15 +127,20 @@ def test_the_owner_is_kept_alive(counted):
     assert alive() is None
 
 
-def test_foreign_arrays_are_copied_to_and_from(counted, client):
-    a, twin = counted
-    with client.empty_like(Producer(a)) as b:
+@pytest.mark.parametrize("by", ["copy_from", "copy_to"])
+def test_foreign_arrays_are_copied_to_and_from(counted, client, streams, by):
+    """After what is on the producer's stream, and done on return."""
+    a, _ = counted
+    s, _ = streams
+    foreign = Producer(a, stream=s.number)
+    with client.empty_like(foreign) as b:
         assert (b.shape, b.typestr) == ((4, 6), "<i4")
-        b.copy_from(Producer(a))
-        np.testing.assert_array_equal(b.copy_to_host(), twin)
         b.copy_from(np.zeros((4, 6), "<i4"))
-        b.copy_to(Producer(a))
-    assert not a.copy_to_host().any()
+        source, target, value = (a, b, 0x11111111) if by == "copy_from" else (b, a, 0)
+        s.hold_up()
+        s.fill(a, 0x11)
+        after_gate(s.gate, lambda: getattr(b, by)(foreign))
+        assert (np.asarray(target) == value).all()
 
 
 def test_copies_within_foreign_memory_may_overlap(counted):
@@ -215,13 +220,16 @@ def test_the_stream_is_waited_for(counted, stream):
     assert (after_gate(stream.gate, consume) == 0x11111111).all()
 
 
-def test_the_stream_is_not_waited_for_when_told_so(counted, stream, monkeypatch):
+def test_the_stream_is_not_waited_for_when_told_so(counted, client, stream, monkeypatch):
     a, twin = counted
     producer = Producer(a, stream=stream.handle.value)
     stream.hold_up()
     stream.fill(a, 0x11)
-    for take in (caid.as_array, lambda o, sync: caid.from_cuda_array_interface(o.desc, o, sync)):
-        with take(producer, sync=False):
+    for x, of in (producer, caid.as_array), (producer.desc, caid.from_cuda_array_interface), (producer, client.as_array), (
+        producer.desc, client.from_cuda_array_interface
+    ):
+        with of(x, sync=False) as b:
+            assert b.__cuda_array_interface__["stream"] is None
             np.testing.assert_array_equal(np.asarray(a), twin)
     monkeypatch.setenv("CAID_CAI_SYNC", "0")
     with caid.as_array(producer):

@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import inspect
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -211,9 +212,24 @@ def test_arrays_that_kernels_reach(make):
     gc.collect()
 
 
-def test_mapped_and_managed_arguments():
-    assert caid.mapped_array(4, portable=True, wc=True).size == 4
-    assert caid.managed_array(4, attach_global=False).size == 4
+FLAGS = """
+import caid
+for portable, wc in (True, False), (False, True), (True, True):
+    caid.mapped_array(4, portable=portable, wc=wc)
+    caid.mapped_array_like(caid.mapped_array(4), 0, portable, wc)
+for attach_global in True, False:
+    caid.managed_array(4, attach_global=attach_global)
+"""
+
+
+def test_mapped_and_managed_arguments(tmp_path, soft):
+    """Flags: mapped 2, portable 1, write-combined 4; attached to all 1, to the host 2."""
+    env = {**os.environ, "CAID_SOFTCUDA_TRACE": str(tmp_path / "trace")}
+    subprocess.run([sys.executable, "-c", FLAGS], env=env, check=True)
+    calls = re.findall(r"(cuMemHostAlloc|cuMemAllocManaged)\(.*, (\w+)\)", (tmp_path / "trace").read_text())
+    flags = [int(flag, 0) for call, flag in calls if call == "cuMemHostAlloc"]
+    assert flags == [3, 2, 3, 6, 2, 6, 7, 2, 7]
+    assert [int(flag, 0) for call, flag in calls if call == "cuMemAllocManaged"] == [1, 2]
     x = numpy.zeros((3, 2), "<c8", order="F")
     a = caid.mapped_array_like(x, 0, True)
     assert (a.shape, a.dtype, a.strides) == (x.shape, x.dtype, x.strides)

@@ -45,6 +45,7 @@ def test_ipc_handles(legacy, child, their_manager):
     view = whole[2:5]
     assert view.get_ipc_handle()._ipc_handle.size == 24
     assert view.get_ipc_handle()._ipc_handle.base is not None
+    assert view.get_ipc_handle()._ipc_handle.source_info == cuda.current_context().device.get_device_identity()
     handles = handles_of(whole, view, other)
     c = child(program(OPENS), handles, NUMBA_CUDA_MEMORY_MANAGER=their_manager, PYTHONWARNINGS="ignore")
     c.expect("NumbaCUDAMemoryManager" if their_manager == "default" else "MemoryManager")

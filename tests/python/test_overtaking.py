@@ -145,15 +145,17 @@ def test_what_is_written_is_not_read_before(client, memory, streams, write):
 
 def test_the_per_thread_stream_of_another_thread(client, memory, streams):
     """No thread can make another's stream wait: the copy has happened when the call returns."""
-    a, _, _ = memory
+    a, _, twos = memory
     s = streams[0]
     thread, made = in_thread(lambda: client.as_array(Producer(a, 2)))
     thread.join()
     with client.empty(N, "<i4") as there, made.pop() as b:
+        there.copy_from_host(twos)
+        seen = np.asarray(there)
         s.hold_up()
         open_soon(s)
         there.copy_from(b, stream=s.number)
-        assert (np.asarray(there) == 1).all()
+        assert (seen == 1).all()
         assert b.__cuda_array_interface__["stream"] is None  # it has no name here
 
 

@@ -1060,6 +1060,14 @@ def test_data_arrays_have_the_interface(tmp_path, first):
     done = subprocess.run([sys.executable, "-c", XARRAY.format(first=first)], cwd=tmp_path,
                           capture_output=True, text=True)
     assert done.stdout == "right\n", done.stderr
+    users = """
+import xarray
+xarray.register_dataarray_accessor("__gt_data_interface__")(lambda data_array: "mine")
+import caid.storage
+print(xarray.DataArray([1], dims=("I",)).__gt_data_interface__)
+"""
+    done = subprocess.run([sys.executable, "-c", users], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "mine\n", done.stderr  # it was there before
 
 
 def test_the_example():
