@@ -20,6 +20,8 @@
 #define JOURNAL      0                   /* its number at the keeper */
 #define JOURNAL_MIN  ((size_t)256 << 10) /* bytes */
 #define HAND_OVER_NS (2 * NSEC_PER_SEC)  /* that a keeper has to take what it is given */
+#define PAUSE_MIN_MS UINT64_C(100)
+#define PAUSE_MAX_MS UINT64_C(1000) /* as those of a supervisor: supervise.c */
 
 /* ---- journals ---- */
 
@@ -120,6 +122,31 @@ read_records(struct restart *r)
     return rc;
 }
 
+/* A service manager's pauses do not grow (systemd's may from 254 on), so this is the one that does:
+ * twice as long for each request that is suspected. A supervisor has its own. */
+static void
+pause_after_death(const struct restart *r)
+{
+    uint64_t ms = PAUSE_MIN_MS;
+
+    for (size_t i = 0; i < r->restore.n_suspects && ms < PAUSE_MAX_MS; i++)
+        if (r->restore.suspects[i]->suspect.deaths)
+            ms = min_u64(2 * ms, PAUSE_MAX_MS);
+    log_notice("waiting %" PRIu64 " ms", ms);
+    clock_pause_ns(ms * NSEC_PER_MSEC);
+}
+
+static void
+tell_death(const struct restart *r)
+{
+    if (!r->old.journal.in_hand[1])
+        return;
+    log_error("a daemon died while it handled a client's request: %s",
+              suspect_name(r->old.journal.in_hand));
+    if (r->kept->path)
+        pause_after_death(r);
+}
+
 int
 restart_open(struct restart *r)
 {
@@ -138,9 +165,8 @@ restart_open(struct restart *r)
         if (r->old.journal.id[0]) /* else of a version that had none */
             memcpy(r->id, r->old.journal.id, sizeof(r->id));
         rc = read_records(r);
-        if (r->old.journal.in_hand[1])
-            log_error("a daemon died while it handled a client's request: %s",
-                      suspect_name(r->old.journal.in_hand));
+        if (rc == 0)
+            tell_death(r);
     }
     if (rc == -EPROTO) {
         log_error("what the keeper has is no journal: nothing of a former daemon comes back");

@@ -15,7 +15,7 @@
 
 #define N_BYTES   3333 /* of the metadata that the daemon dies of */
 #define N_VICTIMS 3
-#define OFTEN     1000
+#define OFTEN     20
 
 static struct fixture {
     struct daemon daemon;

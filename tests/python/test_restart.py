@@ -841,6 +841,24 @@ def test_a_journal_that_cannot_grow(restarts):
     wait_until(lambda: restarts.kept_memory() == [])
 
 
+@pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sanitizer has a malloc of its own")
+def test_each_death_of_a_request_is_told_and_makes_the_next_start_later(tmp_path, monkeypatch):
+    """The second time it is the last. (What its client is told: tests/client/test_deadly.c.)"""
+    nbytes, deadly = 3333, tmp_path / "deadly"
+    deadly.write_bytes(struct.pack("<qq", nbytes, 1000))
+    monkeypatch.setenv("DEADLY_MALLOC", str(deadly))
+    monkeypatch.setenv("LD_PRELOAD", os.environ["CAID_BUILD_DIR"] + "/tests/fail-malloc.so")
+    with contextlib.closing(Restarts(tmp_path)) as restarts, restarts.connect() as c:
+        thread, ended = in_thread(lambda: c.create("x", 0, "|u1", metadata="m" * nbytes))
+        for ms in 100, 200:
+            assert restarts.ended() == -signal.SIGKILL
+            restarts.start()
+            assert f"waiting {ms} ms" in restarts.log()
+        assert restarts.log().count("while it handled a client's request: create") == 2
+        thread.join(PATIENCE_S)
+        assert [type(e) for e in ended] == [caid.InternalError]
+
+
 def test_what_is_no_journal(restarts):
     with restarts.connect() as c:
         publish(c, "x", 1)
