@@ -15,17 +15,18 @@
 #define PROTO_MAP_MAX    64    /* entries of one map */
 #define PROTO_FDS_MAX    253   /* fds in one packet: SCM_MAX_FD, unix(7) */
 
-#define PROTO_NAME_MAX      255   /* bytes in an array's name */
-#define PROTO_POOL_MAX      64    /* bytes in a pool's name */
-#define PROTO_NDIM_MAX      32    /* dimensions of an array, as in NumPy 1 */
-#define PROTO_TYPESTR_MAX   32    /* bytes in a typestr */
-#define PROTO_DESCR_MAX     4096  /* bytes in the field list of a structured dtype */
-#define PROTO_CLIENT_MAX    64    /* bytes in the name that a client gives itself */
-#define PROTO_OPEN_MAX      1024  /* names in one open request */
-#define PROTO_SET_MAX       65536 /* members of a set */
-#define PROTO_CLOSE_MAX     1024  /* leases, and blocks, in one close notification */
-#define PROTO_DROP_MAX      64    /* pages in one drop_pages notification */
-#define PROTO_BEGIN_MAX     1024  /* arrays of one bracket */
-#define PROTO_RESUME_MAX    1024  /* leases, blocks, pages, parts, ends in one resume request */
-#define PROTO_METADATA_MAX  4096  /* bytes of metadata of an array */
+#define PROTO_NAME_MAX      255    /* bytes in an array's name */
+#define PROTO_POOL_MAX      64     /* bytes in a pool's name */
+#define PROTO_NDIM_MAX      32     /* dimensions of an array, as in NumPy 1 */
+#define PROTO_TYPESTR_MAX   32     /* bytes in a typestr */
+#define PROTO_DESCR_MAX     4096   /* bytes in the field list of a structured dtype */
+#define PROTO_CLIENT_MAX    64     /* bytes in the name that a client gives itself */
+#define PROTO_OPEN_MAX      1024   /* names in one open request */
+#define PROTO_SET_MAX       262144 /* members of a set */
+#define PROTO_SET_MAX_OLD   65536  /* of daemons that do not tell */
+#define PROTO_CLOSE_MAX     1024   /* leases, and blocks, in one close notification */
+#define PROTO_DROP_MAX      64     /* pages in one drop_pages notification */
+#define PROTO_BEGIN_MAX     1024   /* arrays of one bracket */
+#define PROTO_RESUME_MAX    1024 /* leases, blocks, pages, parts, ends in one resume request */
+#define PROTO_METADATA_MAX  4096 /* bytes of metadata of an array */
 #define PROTO_ALIGNMENT_MAX 2097152 /* of an array's first element, bytes: what a mapping has */

@@ -16,9 +16,9 @@ check_many(struct caid_client *client, const char *name, const char *const *keys
     int r = client_check_given(client, keys && arrays, keys ? "arrays" : "keys", error);
     if (r == 0)
         r = check_name(name, error);
-    if (r == 0 && (n == 0 || n > PROTO_SET_MAX))
-        r = fail(error, CAID_ERR_INVALID, "a set has 1 to %d arrays, not %zu", PROTO_SET_MAX,
-                 n);
+    if (r == 0 && (n == 0 || n > client->set_max))
+        r = fail(error, CAID_ERR_INVALID, "a set of this daemon's has 1 to %u arrays, not %zu",
+                 client->set_max, n);
     if (r == 0 && options->companion)
         r = fail(error, CAID_ERR_INVALID, "a set is published without a companion");
     return r;

@@ -345,6 +345,7 @@ status_fill(struct caid_status *s, const struct caid_client *client,
     memcpy(s->pool, client->pool, sizeof(s->pool));
     memcpy(s->machine_id, client->machine_id, sizeof(s->machine_id));
     memcpy(s->daemon_id, client->daemon_id, sizeof(s->daemon_id));
+    s->set_max = client->set_max;
     s->driver_version = m->driver_version;
     s->pid = m->pid;
     s->uptime_ns = m->uptime_ns;

@@ -65,6 +65,7 @@ struct caid_client {
     char machine_id[33], daemon_id[33]; /* "": an old daemon */
     char name[PROTO_CLIENT_MAX + 1];
     uint32_t open_max; /* names in one open request */
+    uint32_t set_max;  /* members of a set */
     size_t packet_max; /* bytes that the daemon takes */
     uint32_t n_devices;
     struct caid_device *devices;

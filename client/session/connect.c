@@ -231,6 +231,9 @@ hello_apply(struct caid_client *client, const struct msg_hello_result *hello,
                                                               : PROTO_PACKET_MAX;
     client->open_max = hello->open_max < PROTO_OPEN_MAX ? (uint32_t)hello->open_max
                                                         : PROTO_OPEN_MAX;
+    client->set_max = !hello->set_max                  ? PROTO_SET_MAX_OLD
+                      : hello->set_max < PROTO_SET_MAX ? (uint32_t)hello->set_max
+                                                       : PROTO_SET_MAX;
     text_copy(client->pool, sizeof(client->pool), hello->pool);
     text_copy(client->machine_id, sizeof(client->machine_id), hello->machine_id);
     text_copy(client->daemon_id, sizeof(client->daemon_id), hello->daemon_id);

@@ -44,6 +44,7 @@ static const struct field status_fields[] = {
     FIELD(CHARS, caid_status, daemon_id, "daemon_id"),
     FIELD(U64, caid_status, opens, "opens"),
     FIELD(U64, caid_status, begun, "begun"),
+    FIELD(U64, caid_status, set_max, "set_max"),
     {0},
 };
 

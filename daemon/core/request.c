@@ -125,6 +125,7 @@ HANDLER(on_hello)
         .resumed = conn->returned,
         .machine_id = MSG_STR(core->config.machine_id),
         .daemon_id = MSG_STR(core->config.daemon_id),
+        .set_max = PROTO_SET_MAX,
     };
     send_result(core, conn, id, MSG_HELLO, &result, NULL, 0);
     return 0;

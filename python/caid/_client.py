@@ -575,7 +575,7 @@ class Client(_queries.Queries, Closing):
             are its own: none can be created, published or renamed there, and unlink() and rename()
             take the set as a whole. Sets are not nested.
         arrays : mapping of str to Array
-            1 to 65,536 arrays of this client and of one pool, by what follows in their names; name
+            1 to 262,144 arrays of this client and of one pool, by what follows in their names; name
             and key are 255 bytes together at most. An array may be in several sets, and have a name
             of its own besides. What a :class:`caid.Set` gives may go into the next one.
         metadata, stream, replace

@@ -195,6 +195,7 @@ class Status(NamedTuple):
     draining: bool  #: no array is made any more, since somebody has called ``caidctl drain``
     machine_id: str  #: that the daemon runs on: 32 hexadecimal digits, see :class:`caid.Reference`
     daemon_id: str  #: the same of the daemon, and of those that were before it
+    set_max: int  #: arrays that a set may have
 
 
 class Pool(NamedTuple):

@@ -223,7 +223,7 @@ def test_status_json(socket, client):
         "pool", "connections", "pools", "blocks", "arrays", "names", "leases", "jobs",
         "release_errors", "watches", "pending", "contexts", "brackets", "pages", "timelines",
         "turn_cpu_ns", "turn_wall_ns", "keeper", "kept", "restarts", "journal_bytes", "draining",
-        "machine_id", "daemon_id", "opens", "begun", "devices"}
+        "machine_id", "daemon_id", "opens", "begun", "set_max", "devices"}
     device = status["devices"][0]
     assert set(device) == {"index", "uuid", "name", "total", "granularity", "kinds", "handoff",
                            "memops", "readonly_host", "mps", "persistence", "compute_mode"}

@@ -11,11 +11,13 @@ import struct
 import sys
 import threading
 
+import models
 import numpy as np
 import pytest
 from conftest import n_leases
 
 import caid
+import caid.weights
 
 sys.path.append(os.path.join(os.path.dirname(__file__), "../client"))
 from fake_daemon import DEVICE, HELLO, STATUS, fake_daemon  # noqa: E402
@@ -60,6 +62,25 @@ def test_metrics_that_do_not_get_on(tmp_path, page):
     with fake_daemon(tmp_path / "s", metrics=answer), caid.connect(str(tmp_path / "s")) as c:
         with pytest.raises(caid.ProtocolError):
             c.metrics()
+
+
+def test_as_many_arrays_as_the_daemon_says_are_a_set(daemon, tmp_path):
+    with daemon.connect() as real:
+        device = {**DEVICE, "uuid": real.devices[0].uuid}
+    hello = {**HELLO, "driver": "soft", "devices": [device]}
+    status = {**STATUS, "driver": "soft", "devices": [device]}
+    array = {"lease": 1, "array": 1, "nbytes": 0, "typestr": "|u1", "shape": [0], "device": device["uuid"]}
+    opened = {"pool": "uid:0", "arrays": [array], "blocks": []}
+    path = models.write(tmp_path / "m", {key: ("U8", (), b"x") for key in "ab"})
+    for i, (told, most) in enumerate([({}, 65_536), ({"set_max": 1 << 40}, 262_144), ({"set_max": 1}, 1)]):
+        with fake_daemon(tmp_path / f"{i}", hello={**hello, **told}, status=status, open=opened):
+            with caid.connect(str(tmp_path / f"{i}")) as c, c.open("x") as x:
+                assert c.status().set_max == most
+                with pytest.raises(caid.InvalidError, match=f"1 to {most} arrays, not {most + 1}"):
+                    c.publish_many("m/", {f"{i}": x for i in range(most + 1)})
+                if most == 1:
+                    with pytest.raises(caid.InvalidError, match="2 arrays, .* at most 1$"):
+                        caid.weights.load(path, "m", client=c)
 
 
 def test_a_begin_whose_fences_do_not_come(daemon, soft, tmp_path):

@@ -186,6 +186,7 @@ struct caid_status {
      * the other, that have these arrays. */
     char machine_id[33], daemon_id[33];
     uint64_t opens, begun; /* leases that were given, and brackets, since it was started */
+    uint64_t set_max;      /* arrays that a set may have */
 };
 
 int caid_client_status(struct caid_client *client, struct caid_status *ret,
@@ -366,7 +367,7 @@ int caid_array_open_companion(struct caid_array *array, struct caid_array **ret,
  * that opens its arrays as before. An array may be in several sets, and have a name of its own.
  *
  * A set owns all names that begin with its own: others are refused under it, and CAID_ERR_EXISTS
- * says that there is one already. Sets are not nested. A set has 1 to 65,536 arrays, each of which
+ * says that there is one already. Sets are not nested. A set has 1 to 262,144 arrays, each of which
  * is charged as a name. On failure nothing is left. Waits for work as caid_array_publish() does. */
 int caid_publish_many(struct caid_client *client, const char *name, const char *const *keys,
                       struct caid_array *const *arrays, size_t n,

@@ -11,11 +11,11 @@ from typing import Callable
 import numpy
 
 from .. import _array, _geometry, _metadata, _staging, _typestr
-from .._errors import NO_ROOM
+from .._errors import NO_ROOM, invalid
 from . import _plan
 from ._safetensors import METADATA, check_file, open_file
 
-_METADATA_MAX = 4096  # bytes, of an array's
+_METADATA_MAX = 4000  # bytes: a set's are 4,096, and say what these are
 _READ = 4 << 20  # bytes: CUDA_READ_SIZE
 _STREAMS = 4  # that threads share
 _PINNED = 512 << 20  # bytes of page-locked memory for what is converted; more where a row is longer
@@ -43,6 +43,9 @@ class Loading:
 
     def __init__(self, stack: contextlib.ExitStack, client, plan, prefix: str, *, pool, device):
         self._stack, self._client, self._plan, self._prefix = stack, client, plan, prefix
+        text = _metadata.encode(plan.metadata).encode()
+        self._text = text if len(text) > _METADATA_MAX else None  # for which the set's own have no room
+        self._check_number()
         self._arena = stack.enter_context(client.arena(device, pool=pool, block_size=_BLOCK))
         self.memory = _reserve(client, self._arena, plan.nbytes, prefix, pool)
         stack.callback(self.memory.close)
@@ -52,6 +55,12 @@ class Loading:
         )
         self._arrays: dict = {}
         self._to_make = iter(plan.parts.items())
+
+    def _check_number(self):
+        n = len(self._plan.parts) + len(self._plan.tied) + (self._text is not None)
+        most = self._client.status().set_max
+        if n > most:
+            raise invalid(f"{n} arrays, where a set of this daemon's has at most {most}")
 
     def fill(self, progress: Callable[[int, int], None]) -> None:
         """From the files."""
@@ -67,15 +76,14 @@ class Loading:
     def publish(self) -> int:
         """The set's generation."""
         arrays = {**self._arrays, **{key: self._arrays[of] for key, of in self._plan.tied.items()}}
-        told = {"safetensors": self._plan.metadata}
-        if len(_metadata.encode(told).encode()) > _METADATA_MAX:
-            told, arrays[METADATA] = {"safetensors": METADATA}, self._text()
+        told: dict = {"safetensors": self._plan.metadata}
+        if self._text is not None:
+            told, arrays[METADATA] = {"safetensors": METADATA}, self._array_of_text()
         return self._client.publish_many(self._prefix, arrays, metadata=told)
 
-    def _text(self):
-        """The files' metadata, as an array that Weights does not show."""
-        text = numpy.frombuffer(_metadata.encode(self._plan.metadata).encode(), "u1")
-        arena = self._arena
+    def _array_of_text(self):
+        """Which Weights does not show."""
+        text, arena = numpy.frombuffer(self._text, "u1"), self._arena
         array = self._client.empty(text.shape, "|u1", pool=arena.pool, device=arena.device)
         self._stack.enter_context(array).copy_from_host(text)
         return array

@@ -13,7 +13,7 @@ from typing import Any, Iterator, NamedTuple
 
 from .. import _geometry, _typestr
 from .._errors import InvalidNameError, invalid
-from ._safetensors import METADATA, TENSORS_MAX, Model, Tensor, is_note
+from ._safetensors import METADATA, Model, Tensor, is_note
 
 CHUNK = 4 << 20  # bytes that are read, and copied, at a time
 _ALIGNED = 512  # of an array's first byte, as of memory of cuMemAlloc()
@@ -75,8 +75,6 @@ def make(model: Model, prefix: str, dtype: Any, only: Any, shard: Any, tie: Any)
         parts[key] = part
         at += -(-_nbytes(part) // _ALIGNED) * _ALIGNED
     tied = _tied(model, parts, tie)
-    if len(parts) + len(tied) > TENSORS_MAX:
-        raise invalid(f"{len(parts) + len(tied)} arrays, where a set has at most {TENSORS_MAX}")
     for key in (*parts, *tied):
         _check_name(prefix, key)
     n_read = sum(_row_bytes(part) * (part.rows.stop - part.rows.start) for part in parts.values())
