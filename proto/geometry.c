@@ -24,21 +24,34 @@ static const struct kind {
 };
 
 /* Types that the array interface has no word for, by the names of ml_dtypes. What has fewer bits
- * than 8 takes a byte. */
+ * than 8 takes a byte; of those with an _x2 or _x4, as PyTorch calls them, an element is two or
+ * four packed ones. */
 static const struct named {
     const char *name;
     uint8_t itemsize;
 } named[] = {
-    {"bfloat16", 2},        {"complex32", 4},
-    {"float8_e3m4", 1},     {"float8_e4m3", 1},
-    {"float8_e4m3fn", 1},   {"float8_e4m3b11fnuz", 1},
-    {"float8_e4m3fnuz", 1}, {"float8_e5m2", 1},
-    {"float8_e5m2fnuz", 1}, {"float8_e8m0fnu", 1},
-    {"float6_e2m3fn", 1},   {"float6_e3m2fn", 1},
-    {"float4_e2m1fn", 1},   {"int4", 1},
-    {"uint4", 1},           {"int2", 1},
-    {"uint2", 1},           {"int1", 1},
+    {"bfloat16", 2},
+    {"complex32", 4},
+    {"float8_e3m4", 1},
+    {"float8_e4m3", 1},
+    {"float8_e4m3fn", 1},
+    {"float8_e4m3b11fnuz", 1},
+    {"float8_e4m3fnuz", 1},
+    {"float8_e5m2", 1},
+    {"float8_e5m2fnuz", 1},
+    {"float8_e8m0fnu", 1},
+    {"float6_e2m3fn", 1},
+    {"float6_e3m2fn", 1},
+    {"float4_e2m1fn", 1},
+    {"int4", 1},
+    {"uint4", 1},
+    {"int2", 1},
+    {"uint2", 1},
+    {"int1", 1},
     {"uint1", 1},
+    {"float4_e2m1fn_x2", 1},
+    {"float6_e2m3fn_x4", 3},
+    {"float6_e3m2fn_x4", 3},
 };
 
 static bool
@@ -127,6 +140,7 @@ typestr_alignment(struct msg_str s, uint64_t itemsize)
 
     if (kind && kind->sizes[0] == 0)
         return kind->unit;
+    itemsize &= -itemsize; /* of 3 bytes: 1 */
     return itemsize < ALIGNMENT_MAX ? itemsize : ALIGNMENT_MAX;
 }
 

@@ -150,15 +150,15 @@ py_dlpack_export(PyObject *module, PyObject *args)
     const struct module_state *state = PyModule_GetState(module);
     _cleanup_dims_ struct dims shape = {0}, strides = {0};
     PyObject *owner, *shape_op, *strides_op, *capsule;
-    struct dl_tensor tensor = {.dtype.lanes = 1};
+    struct dl_tensor tensor = {0};
     unsigned long long address, flags;
     int versioned;
     struct exported *self;
 
-    if (!PyArg_ParseTuple(args, "OK(ii)(bb)O!O!Kp:dlpack_export", &owner, &address,
+    if (!PyArg_ParseTuple(args, "OK(ii)(bbH)O!O!Kp:dlpack_export", &owner, &address,
                           &tensor.device.type, &tensor.device.id, &tensor.dtype.code,
-                          &tensor.dtype.bits, &PyTuple_Type, &shape_op, &PyTuple_Type,
-                          &strides_op, &flags, &versioned) ||
+                          &tensor.dtype.bits, &tensor.dtype.lanes, &PyTuple_Type, &shape_op,
+                          &PyTuple_Type, &strides_op, &flags, &versioned) ||
         py_dims_get(state, shape_op, "shape", &shape) < 0 ||
         py_strides_get(state, strides_op, "strides", &shape, &strides) < 0)
         return NULL;

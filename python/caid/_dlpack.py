@@ -28,7 +28,7 @@ _READ_ONLY, _IS_COPIED, _IS_PADDED = 1, 2, 4  # flags
 _NATIVE = "<" if sys.byteorder == "little" else ">"
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # DLDataTypeCode
 _KINDS = {code: kind for kind, code in _CODES.items()}
-_NAMES = {code: name for name, code in _typestr.NAMED.items()}
+_NAMES = {(*code, _typestr.PACKED.get(name, 1)): name for name, code in _typestr.NAMED.items()}
 _SIZES = {"i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16), "b": (1,)}
 
 
@@ -105,14 +105,16 @@ def _dtype(array, version):
         raise BufferError(f"DLPack has no type for {element.descr or element.typestr}")
     if order not in ("|", _NATIVE):
         raise BufferError(f"typestr {element.typestr!r}: DLPack has no swapped bytes")
-    return (_CODES[kind], 8 * element.itemsize), 0
+    return (_CODES[kind], 8 * element.itemsize, 1), 0
 
 
 def _named_dtype(element, version):
     code, bits = _typestr.NAMED[element.name]
-    if bits < 8 and version < (1, 1):
+    lanes = _typestr.PACKED.get(element.name, 1)
+    is_padded = bits < 8 and lanes == 1
+    if is_padded and version < (1, 1):
         raise BufferError(f"{element.name} takes whole bytes, which DLPack before version 1.1 cannot tell")
-    return (code, bits), _IS_PADDED if bits < 8 else 0
+    return (code, bits, lanes), _IS_PADDED if is_padded else 0
 
 
 def _shared(array, stream, device, version, dtype, flags):
@@ -309,8 +311,10 @@ def _layout(tensor):
     """(element, strides in bytes)"""
     code, bits, lanes = tensor.dtype
     kind, itemsize = _KINDS.get(code), bits // 8
-    element = _typestr.named(_NAMES.get((code, bits)))
-    if lanes != 1 or (bits < 8 and not tensor.flags & _IS_PADDED):
+    element = _typestr.named(_NAMES.get((code, bits, lanes)))
+    if lanes != 1:
+        kind = None
+    if bits < 8 and bool(tensor.flags & _IS_PADDED) != (lanes == 1):
         element = kind = None
     if element is None and kind and bits % 8 == 0 and itemsize in _SIZES[kind]:
         element = _typestr.of_typestr(f"{_NATIVE}{kind}{itemsize}")

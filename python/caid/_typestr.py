@@ -28,7 +28,7 @@ _DIMS_MAX = 32  # extents within an element, and field lists within field lists
 
 
 # Types that have no typestr of their own, as in proto/geometry.c: DLPack's (code, bits). What has fewer
-# bits than 8 takes a byte.
+# bits than 8 takes a byte, but for what is packed.
 NAMED = {
     "bfloat16": (4, 16),
     "complex32": (5, 32),
@@ -49,7 +49,12 @@ NAMED = {
     "uint2": (1, 2),
     "int1": (0, 1),
     "uint1": (1, 1),
+    "float4_e2m1fn_x2": (17, 4),
+    "float6_e2m3fn_x4": (15, 6),
+    "float6_e3m2fn_x4": (16, 6),
 }
+# How many are packed in an element (DLPack's lanes), the first one in the lowest bits.
+PACKED = {"float4_e2m1fn_x2": 2, "float6_e2m3fn_x4": 4, "float6_e3m2fn_x4": 4}
 
 
 class Element(NamedTuple):
@@ -90,7 +95,7 @@ def named(name):
     if name not in NAMED:
         return None
     _, bits = NAMED[name]
-    itemsize = max(bits // 8, 1)
+    itemsize = max(bits * PACKED.get(name, 1) // 8, 1)
     return Element(f"{_NATIVE}V{itemsize}", itemsize, None, name)
 
 

@@ -12,6 +12,7 @@ import struct
 import sys
 import time
 
+from caid import _typestr
 from caid.weights import FormatError, _safetensors
 
 try:
@@ -20,9 +21,8 @@ except ImportError:
     safetensors = None
 
 SECONDS = float(os.environ.get("CAID_FUZZ_SECONDS", 3))
-WORDS = [*_safetensors.TYPES, "F4", "f32", "", 1, None]
-SIZES = {word: int(text[-1]) if text[-1].isdigit() else 1 for word, text in _safetensors.TYPES.items()}
-SIZES |= {"F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "BF16": 2}
+WORDS = [*_safetensors.TYPES, "f32", "", 1, None]
+SIZES = {word: _typestr.of_dtype(told)[0].itemsize for word, told in _safetensors.TYPES.items()}
 NUMBERS = [0, 1, 2, 3, 7, 8, -1, -0.0, 1.0, 1e3, 2**31, 2**32, 2**53 + 1, 2**62, 2**63, 2**64, 10**40, True, None]
 TEXTS = ["", "a", "b", "a.weight", "__metadata__", "dtype", "\0", "\ud800", "\ud83d\ude00", "ä", "x" * 300]
 VALUES = [*NUMBERS, *TEXTS, [], {}, [[]], {"a": {}}, float("nan"), float("inf")]
@@ -30,16 +30,23 @@ TOKENS = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\\ud800", b"null", 
           b"\0", b" ", b"[" * 5000, b'{"a":' * 2000, b"9" * 5000, b"/**/", b"\xef\xbb\xbf"]  # fmt: skip
 
 
+def in_file(word, shape):
+    """Of what lies packed, where an array has one element the file has several."""
+    lanes = _typestr.PACKED.get(_safetensors.TYPES[word], 1)
+    return [*shape[:-1], shape[-1] * lanes] if lanes > 1 else shape
+
+
 def whole(chance):
     """(header, bytes after it) as they should be."""
     told, at = {}, 0
     for key in chance.sample(["a", "b", "c.weight", "d\t", "ä"], chance.randrange(5)):
         word = chance.choice(list(SIZES))
-        shape = [chance.choice([0, 1, 2, 3]) for _ in range(chance.randrange(4))]
+        is_packed = _safetensors.TYPES[word] in _typestr.PACKED
+        shape = [chance.choice([0, 1, 2, 3]) for _ in range(chance.randrange(is_packed, 4))]
         n = SIZES[word]
         for extent in shape:
             n *= extent
-        told[key] = {"dtype": word, "shape": shape, "data_offsets": [at, at + n]}
+        told[key] = {"dtype": word, "shape": in_file(word, shape), "data_offsets": [at, at + n]}
         at += n
     if chance.random() < 0.3:
         told["__metadata__"] = {"format": "pt", "x": chance.choice(TEXTS)}
@@ -94,7 +101,10 @@ def check(text, n_data):
     except FormatError:
         return False
     words = {told: word for word, told in _safetensors.TYPES.items()}
-    found = {t.key: (words[t.element.told], t.shape, t.nbytes) for t in model.tensors.values()}
+    found = {}
+    for t in model.tensors.values():
+        word = words[t.element.told]
+        found[t.key] = word, tuple(in_file(word, t.shape)), t.nbytes
     assert sum(nbytes for *_, nbytes in found.values()) == n_data
     for text_of in (*found, *model.metadata, *model.metadata.values()):
         text_of.encode()

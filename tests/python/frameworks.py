@@ -235,7 +235,7 @@ TorchStream.__module__ = "torch.cuda.streams"
 
 SIZES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2,
-    "float32": 4, "float64": 8, "complex64": 8, "complex128": 16, "uint16": 2, "float4_e2m1fn_x2": 1,
+    "float32": 4, "float64": 8, "complex64": 8, "complex128": 16, "uint16": 2, "quint8": 1,
 }
 
 

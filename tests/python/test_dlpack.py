@@ -214,6 +214,9 @@ TYPES = {
     "uint2": (1, 2),
     "int1": (0, 1),
     "uint1": (1, 1),
+    "float4_e2m1fn_x2": (17, 4, 2),
+    "float6_e2m3fn_x4": (15, 6, 4),
+    "float6_e3m2fn_x4": (16, 6, 4),
 }
 
 
@@ -221,8 +224,8 @@ TYPES = {
 def test_types_there_and_back(client, typestr, told):
     with client.empty(3, typestr) as a:
         c = Consumer(a.__dlpack__(max_version=(1, 1)))
-        assert (c.tensor.code, c.tensor.bits, c.tensor.lanes) == (*told, 1)
-        assert c.managed.flags == (IS_PADDED if told[1] < 8 else 0)
+        assert (c.tensor.code, c.tensor.bits, c.tensor.lanes) == (*told, 1)[:3]
+        assert c.managed.flags == (IS_PADDED if told[1] < 8 and len(told) == 2 else 0)
         c.end()
         with caid.from_dlpack(ByDlpack(a), client=client) as b:
             assert (b.dtype, b.ptr, b.shape, b.strides) == (a.dtype, a.ptr, (3,), a.strides)

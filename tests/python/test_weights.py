@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import struct
 import sys
 import types
 
@@ -31,7 +32,9 @@ NUMPY = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4", "U32": "<u4",
     "F32": "<f4", "C64": "<c8", "F64": "<f8", "I64": "<i8", "U64": "<u8",
 }  # fmt: skip
-NAMED = {"BF16": "bfloat16", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"}
+NAMED = {"BF16": "bfloat16", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
+         "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"}  # fmt: skip
+PACKED = {"F4": ("float4_e2m1fn_x2", 2, 1), "F6_E2M3": ("float6_e2m3fn_x4", 4, 3), "F6_E3M2": ("float6_e3m2fn_x4", 4, 3)}
 
 
 def raw(array):
@@ -141,6 +144,36 @@ def test_the_library_reads_each_type_that_is_saved(client, tmp_path):
     there = dict(library.deserialize((tmp_path / "saved").read_bytes()))
     found = {key: (told["dtype"], tuple(told["shape"]), bytes(told["data"])) for key, told in there.items()}
     assert found == all_tensors
+
+
+def test_each_type_of_the_library_is_one_of_caids():
+    library = import_foreign("safetensors")
+    with pytest.raises(library.SafetensorError, match="unknown variant `X`, expected one of") as told:
+        header = b'{"a":{"dtype":"X","shape":[],"data_offsets":[0,0]}}'
+        library.deserialize(struct.pack("<Q", len(header)) + header)
+    words = re.findall("`([^`]+)`", str(told.value))[1:]
+    assert words == [*weights._safetensors.TYPES] and {*words} == {*models.SIZES, *PACKED}
+
+
+@pytest.mark.parametrize("word", PACKED)
+def test_what_lies_packed_stays_so(client, tmp_path, word):
+    name, lanes, itemsize = PACKED[word]
+    some = numpy.arange(12 * itemsize, dtype="u1").tobytes()
+    there = {"a.q_proj.weight": (word, (4, 3 * lanes), some), "b": (word, (0, lanes), b"")}
+    path = models.write(tmp_path / "m", there)
+    weights.load(path, "m", dtype="<f2", shard=(1, 2), client=client)
+    with weights.open("m", client=client) as w:
+        a = w["a.q_proj.weight"]
+        assert (a._layout.element.told, a.shape, a.itemsize, raw(a)) == (name, (2, 3), itemsize, some[6 * itemsize :])
+    weights.load(path, "m", client=client)
+    weights.save("m", tmp_path / "saved", client=client)
+    assert models.read(tmp_path / "saved") == (there, {})
+    with pytest.raises(caid.InvalidError):
+        weights.load(path, "m", dtype=name, client=client, progress=pytest.fail)
+    with client.empty((), name) as a:
+        client.publish_many("n/", {"a": a})
+    with pytest.raises(TypeError, match="dimension"):
+        weights.save("n", tmp_path / "not", client=client)
 
 
 def test_a_file_of_the_library_comes_back_byte_for_byte(client, tmp_path):

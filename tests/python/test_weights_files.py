@@ -67,7 +67,9 @@ HEADERS = {
     "overflow to nothing": tensor(shape=[2**62, 2**62, 4]),
     "overflow of nothing": tensor(shape=[2**62, 2**62, 0], data_offsets=[0, 0]),
     "33 dimensions": tensor(shape=[1] * 32 + [4]),
-    "unknown dtype": tensor(dtype="F4"),
+    "unknown dtype": tensor(dtype="F3"),
+    "packed over rows": tensor(dtype="F4", shape=[8, 1]),
+    "packed, and no rows": tensor(dtype="F4", shape=[], data_offsets=[0, 1]),
     "dtype in small letters": tensor(dtype="u8"),
     "dtype that is none": tensor(dtype=["U8"]),
     "dtype of another size": tensor(dtype="F32"),
@@ -113,6 +115,24 @@ def test_a_file_is_cut_off_anywhere(refused, client, tmp_path):
         refused()
 
     check()
+
+
+OTHERS = {
+    b"": "an empty file", b"version https://git-lfs.github.com/spec/v1\noid sha256:": "Git LFS", b"PK\x03\x04\x14\0\0\0\0\0": "a zip",
+    b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": "a pickle", b"\x1f\x8b\x08\0\0\0\0\0\0": "gzip", b"GGUF\3\0\0\0\0": "GGUF",
+    b"\x93NUMPY\1\0v\0{": "NumPy", b"\n <!DOCTYPE html>\n<html>": "a web page", b'{"weight_map": {"a": "b"}}': "JSON text",
+    b"\x89HDF\r\n\x1a\n\0": "HDF5", b"\x28\xb5\x2f\xfd\0\0\0\0\0": "zstd",
+}  # fmt: skip
+
+
+def test_a_file_that_is_none_is_named(refused, tmp_path):
+    for head, what in OTHERS.items():
+        for tail in 0, 1 << 20:  # which a header of so many bytes would fit in
+            (tmp_path / "m.safetensors").write_bytes(head + bytes(tail) * (head != b""))
+            refused(match=f"m.safetensors: .*{what}")
+        if not head.startswith(b"{"):
+            (tmp_path / "n.safetensors.index.json").write_bytes(head)
+            refused(tmp_path / "n.safetensors.index.json", match=f"no index.*{what}")
 
 
 def test_what_is_no_file(refused, tmp_path):

@@ -200,7 +200,7 @@ enum caid_array_flags {
 };
 
 /* Types that the array interface has no word for, by the names of ml_dtypes: a typestr, too. What
- * has fewer than 8 bits takes a byte. */
+ * has fewer than 8 bits takes a byte; an element of the three with an _X is that many, packed. */
 #define CAID_BFLOAT16           "bfloat16"
 #define CAID_COMPLEX32          "complex32"
 #define CAID_FLOAT8_E3M4        "float8_e3m4"
@@ -214,6 +214,9 @@ enum caid_array_flags {
 #define CAID_FLOAT6_E2M3FN      "float6_e2m3fn"
 #define CAID_FLOAT6_E3M2FN      "float6_e3m2fn"
 #define CAID_FLOAT4_E2M1FN      "float4_e2m1fn"
+#define CAID_FLOAT4_E2M1FN_X2   "float4_e2m1fn_x2"
+#define CAID_FLOAT6_E2M3FN_X4   "float6_e2m3fn_x4"
+#define CAID_FLOAT6_E3M2FN_X4   "float6_e3m2fn_x4"
 #define CAID_INT4               "int4"
 #define CAID_UINT4              "uint4"
 #define CAID_INT2               "int2"

@@ -122,6 +122,9 @@ def _check_convertible(element):
 
 
 def _is_float(element):
+    """What can be converted: not what lies packed."""
+    if element.name in _typestr.PACKED:
+        return False
     return element.told[1:2] == "f" or element.told.startswith(("float", "bfloat"))
 
 

@@ -23,15 +23,19 @@ _SIZE_MAX = 1 << 62  # bytes of a tensor
 _INDEX = ".safetensors.index.json"
 METADATA = "__metadata__"  # the one key that is no tensor's
 
-# What the format calls it: what caid does; in the order of its library. Of its types of less than a byte two or
-# more share one.
+# What the format calls it: what caid does; in the order of its library.
 TYPES = {
     "BOOL": "|b1",
+    "F4": "float4_e2m1fn_x2",
+    "F6_E2M3": "float6_e2m3fn_x4",
+    "F6_E3M2": "float6_e3m2fn_x4",
     "U8": "|u1",
     "I8": "|i1",
     "F8_E5M2": "float8_e5m2",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "I16": "<i2",
     "U16": "<u2",
     "F16": "<f2",
@@ -46,6 +50,19 @@ TYPES = {
 }
 _WORDS = {told: word for word, told in TYPES.items()}
 _ORDER = {word: i for i, word in enumerate(TYPES)}
+
+
+_HEAD = 64  # bytes, which tell what a file is
+_OTHERS = {
+    b"version https://git-lfs": "a pointer of Git LFS to a file that is still to be fetched (git lfs pull)",
+    b"PK\x03\x04": "a zip file, as PyTorch's .bin, .pt and .pth are",
+    **{b"\x80" + bytes([n]): "a pickle, as PyTorch's old .bin, .pt and .pth are" for n in range(2, 6)},
+    b"\x93NUMPY": "a file of NumPy's",
+    b"\x89HDF\r\n": "an HDF5 file, as Keras' .h5 are",
+    b"GGUF": "a GGUF file, as of llama.cpp",
+    b"\x1f\x8b": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+}
 
 
 class FormatError(ValueError):
@@ -105,9 +122,13 @@ def read_file(path) -> Model:
     try:
         which = _which(fd)
         size = os.fstat(fd).st_size
+        head = _read(fd, path, min(size, _HEAD), 0)
+        what = _what_it_is(head) if head[8:9] != b"{" else None
+        if what:
+            raise FormatError(f"{path}: {what}, not a safetensors file")
         if size < 8:
             raise FormatError(f"{path}: {size} bytes, too short for a safetensors file")
-        (n,) = struct.unpack("<Q", _read(fd, path, 8, 0))
+        (n,) = struct.unpack_from("<Q", head)
         if n > HEADER_MAX or n > size - 8:
             most = min(HEADER_MAX, size - 8)
             raise FormatError(f"{path}: a header of {n} bytes, where there may be {most}")
@@ -115,6 +136,18 @@ def read_file(path) -> Model:
         return model._replace(files={path: which})
     finally:
         os.close(fd)
+
+
+def _what_it_is(head):
+    """What a file is that begins so, if that is known."""
+    if not head:
+        return "an empty file"
+    text = head.lstrip().lower()
+    if text.startswith((b"<!doctype html", b"<html", b"<?xml")):
+        return "a web page"
+    if text.startswith(b"{"):
+        return f"JSON text (an index is called *{_INDEX})"
+    return next((what for start, what in _OTHERS.items() if head.startswith(start)), None)
 
 
 def _read(fd, path, n, offset):
@@ -197,6 +230,10 @@ def _tensor(path, key, value, start):
     if not _is_sizes(offsets) or len(offsets) != 2:
         raise FormatError(f"{what}: data_offsets are not two")
     element, _ = _typestr.of_dtype(TYPES[word])
+    lanes = lanes_of(element)
+    if lanes > 1 and (not shape or shape[-1] % lanes):
+        raise FormatError(f"{what}: of {word}, which lies packed, rows have to be multiples of {lanes}")
+    shape = [*shape[:-1], shape[-1] // lanes] if shape else []
     begin, end = offsets
     nbytes = math.prod(shape) * element.itemsize
     if end - begin != nbytes:
@@ -204,6 +241,11 @@ def _tensor(path, key, value, start):
     if math.prod(n or 1 for n in shape) * element.itemsize > _SIZE_MAX:  # also of no elements
         raise FormatError(f"{what}: its shape is too large")
     return Tensor(path, key, element, tuple(shape), start + begin, nbytes)
+
+
+def lanes_of(element):
+    """How many of the format's elements are one of an array, in the last dimension."""
+    return _typestr.PACKED.get(element.name, 1)
 
 
 def _check_holes(path, tensors, start, n_data):
@@ -261,10 +303,14 @@ def _read_index(path):
         size = os.fstat(fd).st_size
         if size > HEADER_MAX:
             raise FormatError(f"{path}: {size} bytes, where there may be {HEADER_MAX}")
-        told = json.loads(_read(fd, path, size, 0), object_pairs_hook=_unique)
+        text = _read(fd, path, size, 0)
+        told = json.loads(text, object_pairs_hook=_unique)
         where = told["weight_map"]
+    except FormatError:
+        raise
     except (ValueError, RecursionError, TypeError, KeyError) as e:
-        raise FormatError(f"{path}: no index of safetensors files: {e}") from None
+        why = None if text.startswith(b"{") else _what_it_is(text[:_HEAD])
+        raise FormatError(f"{path}: no index of safetensors files: {why or e}") from None
     finally:
         os.close(fd)
     if not _is_text(where):
@@ -322,7 +368,12 @@ def header_of(arrays, metadata) -> tuple[bytes, dict[str, int]]:
     for key in sorted(arrays, key=lambda key: (-_ORDER[words[key]], key)):
         array, word = arrays[key], words[key]
         end = at + array.nbytes
-        told[key] = {"dtype": word, "shape": list(array.shape), "data_offsets": [at, end]}
+        shape, lanes = list(array.shape), lanes_of(array._layout.element)
+        if lanes > 1:
+            if not shape:
+                raise TypeError(f"{key!r}: {lanes} elements that lie packed need a dimension")
+            shape[-1] *= lanes
+        told[key] = {"dtype": word, "shape": shape, "data_offsets": [at, end]}
         offsets[key], at = at, end
     text = json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
