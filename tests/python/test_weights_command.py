@@ -9,14 +9,16 @@ import re
 import signal
 import subprocess
 import sys
+import types
 
 import models
 import numpy
 import pytest
 from conftest import PATIENCE_S, n_blocks, wait_until
 
+import caid
 from caid import weights
-from caid.weights import _progress
+from caid.weights import _command, _progress
 
 CAIDCTL = str(pathlib.Path(os.environ["CAID_BUILD_DIR"]) / "bin" / "caidctl")
 
@@ -91,6 +93,8 @@ EXITS = [
     (LOCAL, "load: /none.*no such socket", "load m.safetensors --name m --socket /none"),
     (REFUSED, 'save: no array "none/"', "save none file"),
     (REFUSED, "load: 'm@7'", "load m.safetensors --name m@7"),
+    (REFUSED, "load: '': a model's name", "load m.safetensors --name="),
+    (REFUSED, "save: '/': a model's name", "save / file"),
 ]
 
 
@@ -159,6 +163,39 @@ def test_ctrl_c(client, start, path, tmp_path, terminal):
     assert text.endswith(b"caidctl: load: interrupted: nothing was changed\r\n") and b"Traceback" not in text
     assert client.show("m/").entry.generation == before
     wait_until(lambda: n_blocks(client) == 1 and client.status().connections == 1)
+
+
+@pytest.mark.parametrize("n_signals", [1, 2])
+def test_ctrl_c_that_comes_too_late(client, daemon, path, tmp_path, monkeypatch, capsys, n_signals):
+    """It is not said then that nothing was changed."""
+    monkeypatch.setattr(caid.Client, "publish_many", then_interrupt(caid.Client.publish_many, n_signals))
+    monkeypatch.setattr(os, "replace", then_interrupt(os.replace, n_signals))
+    monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(reconfigure=lambda **_: None, write=sys.stdout.write))
+    for args in ["load", path, "-n", "m"], ["save", "m", tmp_path / "saved"]:
+        done = _command.main([*map(str, args), "-q", "-s", daemon.address])
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        out, err = capsys.readouterr()
+        assert (done, out[:2], err) == (0, "m@", "") if n_signals == 1 else (done, out) == (LOCAL, "")
+        assert n_signals == 1 or err.endswith(": interrupted: the last step had begun, and may be done\n")
+    assert client.exists("m/") and models.read(tmp_path / "saved") == models.read(path)
+
+
+def then_interrupt(call, n):
+    def run(*args, **options):
+        result = call(*args, **options)
+        for _ in range(n):
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    return run
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_standard_streams_that_are_not_there(client, daemon, path, tmp_path, closed):
+    env = {**os.environ, **daemon.env, "CAID_PYTHON": sys.executable}
+    for args in "load m.safetensors -n m", "save m saved":
+        assert subprocess.run(["sh", "-c", f"exec {CAIDCTL} {args} {closed}"], env=env, cwd=tmp_path).returncode == 0
+    assert models.read(tmp_path / "saved") == models.read(path)
 
 
 def test_a_save_that_is_killed_leaves_the_file(client, start, path, tmp_path):

@@ -6,11 +6,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 
 import caid
 
-from . import COLUMNS, ROWS, FormatError, load, open, save
+from . import COLUMNS, ROWS, FormatError, _progress, load, open, save
 
 _OK, _LOCAL, _REFUSED = 0, 1, 2  # as caidctl's
 _OF_CLIENT = 64  # codes from here on are libcaid's, not the daemon's
@@ -56,7 +57,34 @@ def _shard(parser, args):
     return int(rank), int(world), args.rows or ROWS, args.columns or COLUMNS
 
 
-def _load(parser, args, client):
+class _Interrupts:
+    """Ctrl-C: it ends what can still be undone. Later the first one is too late, and changes nothing."""
+
+    def __init__(self):
+        self._is_late = self._was_told = False
+
+    def __call__(self, *_):
+        if self._is_late and not self._was_told:
+            self._was_told = True
+            return
+        raise KeyboardInterrupt(*["the last step had begun, and may be done"] * self._is_late)
+
+    def until_all_is_done(self, show):
+        """A progress function after whose last call it is late."""
+
+        def tell(done, total):
+            show(done, total)
+            self._is_late = done >= total
+
+        return tell
+
+
+def _shown(args, interrupts, what):
+    show = _progress.none if args.quiet else _progress.shown(what)
+    return interrupts.until_all_is_done(show)
+
+
+def _load(parser, args, client, interrupts):
     tie = dict(pair.partition("=")[::2] for pair in args.tie) if args.tie else None
     version = load(
         args.model,
@@ -67,7 +95,7 @@ def _load(parser, args, client):
         only=args.only,
         shard=_shard(parser, args),
         tie=tie,
-        progress=not args.quiet,
+        progress=_shown(args, interrupts, f"loading {args.name.rstrip('/')}"),
         client=client,
     )
     with open(args.name, pool=args.pool, client=client) as weights:
@@ -75,9 +103,9 @@ def _load(parser, args, client):
     return told, "{name}@{version}: {arrays} arrays, {nbytes} bytes"
 
 
-def _save(_parser, args, client):
+def _save(_parser, args, client, interrupts):
     with open(args.name, pool=args.pool, client=client) as weights:
-        save(weights, args.file, progress=not args.quiet)
+        save(weights, args.file, progress=_shown(args, interrupts, f"saving {weights.name}"))
         told = {"name": weights.name, "version": weights.version, "file": args.file}
     return told, "{name}@{version}: {file}"
 
@@ -88,13 +116,24 @@ def _beside(args):
     return sys.stderr if is_saved_to else sys.stdout
 
 
+def _open_standard_streams():
+    """What is opened must not get the number of one that is closed."""
+    for name in "stdin", "stdout", "stderr":
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w"))
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
+    _open_standard_streams()
     args = parser.parse_args(argv)
+    interrupts = _Interrupts()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupts)
     sys.stdout.reconfigure(errors="surrogateescape")  # a file's name may be any bytes
     try:
         with caid.connect(args.socket, name=f"caidctl {args.verb}") as client:
-            told, line = (_load if args.verb == "load" else _save)(parser, args, client)
+            told, line = (_load if args.verb == "load" else _save)(parser, args, client, interrupts)
     except (OSError, ValueError, TypeError, FormatError, ImportError) as e:
         print(f"caidctl: {args.verb}: {e}", file=sys.stderr)
         code = getattr(e, "code", _OF_CLIENT)

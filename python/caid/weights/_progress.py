@@ -18,16 +18,24 @@ def none(done: int, total: int) -> None:
 
 def shown(what: str, stream=None) -> Callable[[int, int], None]:
     """A function of (bytes done, bytes in all) that shows it on a stream, without one on stderr; the
-    last call is the one with all done."""
+    last call is the one with all done. A stream that is not there, or cannot be written to, shows nothing."""
     stream = stream or sys.stderr
+    if stream is None:
+        return none
     start = time.monotonic()
     last = start
     is_over = False
 
     def show(done: int, total: int) -> None:
+        nonlocal is_over
+        if not is_over:
+            try:
+                write(done, total)
+            except (OSError, ValueError):
+                is_over = True
+
+    def write(done, total):
         nonlocal last, is_over
-        if is_over:
-            return
         now = time.monotonic()
         line = _line(what, done, total, now - start)
         is_over = done >= total

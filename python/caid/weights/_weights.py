@@ -20,6 +20,8 @@ def prefix_of(name: str) -> str:
     """What a model's arrays are named by: its name, and a slash."""
     if not isinstance(name, str):
         raise TypeError(f"name: a str is needed, not {type(name).__name__}")
+    if not name.strip("/"):
+        raise InvalidNameError(22, f"{name!r}: a model's name has a letter")
     if "@" in name:
         raise InvalidNameError(22, f"{name!r}: what follows an @ is a version, which only open() takes")
     return name if name.endswith("/") else name + "/"
