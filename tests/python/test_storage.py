@@ -12,7 +12,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from conftest import Stream, softcuda
 from hypothesis.extra.numpy import array_shapes, arrays, basic_indices
@@ -153,6 +153,7 @@ def geometries(draw):
 
 
 @given(geometry=geometries(), kind=st.sampled_from(list(KINDS)))
+@example(geometry=((5,), "f8", {"halo": ((0, 0),), "alignment_size": 3}), kind=cs.CPUStorage)
 @settings(max_examples=60)
 def test_strides_and_alignment(daemon, geometry, kind):
     shape, dtype, options = geometry
@@ -167,7 +168,7 @@ def test_strides_and_alignment(daemon, geometry, kind):
     index = options.get("aligned_index", tuple(start for start, _ in options["halo"]))
     for told in s.__gt_data_interface__.values() if 0 not in shape else ():
         address = told["data"][0] + sum(i * each for i, each in zip(index, s.strides))
-        assert address % alignment == 0
+        assert address % alignment == address % s.dtype.alignment == 0
 
 
 def test_search_order():
@@ -279,6 +280,7 @@ def test_of_two_buffers_the_newer_is_copied():
         for kind, options in {**KINDS, cs.CPUStorage: {"device": None}}.items():
             made = cs.storage(host, device, sync_state=cs.SyncState(state), **options)
             assert type(made) is kind and (contents(made) == value).all()
+    assert cs.storage(TwoSided()).device == "gpu"
     for source in device, np.full(3, 2.0), [2.0] * 3, TwoSided(), device_array(np.full(3, 2.0)):
         made = cs.storage(device_data=source)
         assert made.device == "gpu" and (contents(made) == 2).all()
@@ -310,6 +312,7 @@ def test_wrapping_copies_nothing():
     for buffers, state in ((data.copy(), None), HOST_DIRTY), ((None, device), DEVICE_DIRTY):
         one = cs.as_storage(*buffers, device="gpu", managed="gt4py")
         assert one.sync_state.state == state and (contents(one) == data).all()
+    assert cs.as_storage(np.empty((1, 3, 4))[:0], defaults="F").shape == (0, 3, 4)
     managed = caid.managed_array((3,), "f4")
     assert isinstance(cs.as_storage(managed, device="gpu", managed="cuda"), cs.CUDAManagedGPUStorage)
     view = cs.as_storage(both)
@@ -327,9 +330,10 @@ def test_arrays_of_a_device_stay_there():
 def test_buffers_of_a_storage_bring_its_state():
     s = cs.ones((3, 4), device="gpu")
     state, host, device = s.sync_state, s.to_numpy(), caid.as_array(s)
-    for buffers in (host, None), (host[1:], device[1:]), (None, device):
+    one = (host, None), (None, device)
+    for buffers, told in [*itertools.product(one, (None, state)), ((host[1:], device[1:]), None)]:
         with pytest.raises(caid.InvalidError, match="its own sync_state"):
-            cs.as_storage(*buffers, device="gpu", managed="gt4py")
+            cs.as_storage(*buffers, device="gpu", managed="gt4py", sync_state=told)
     with pytest.raises(caid.InvalidError, match="different parts"):
         cs.as_storage(host[1:], device[:2], sync_state=state)
     with pytest.raises(caid.InvalidError, match="its own sync_state"):
@@ -397,6 +401,18 @@ def test_the_halo_of_a_view_is_what_is_left_of_it(shape, data):
     assert s[None, ..., 0].halo == ((0, 0), *halo[:-1])
 
 
+def test_as_an_array_with_and_without_a_copy():
+    s = cs.zeros((2, 3), device="gpu")
+    s.synchronize()
+    for made in s.__array__(copy=True), s.__array__("f4"):
+        made[...] = 7
+        assert s.sync_state.state == CLEAN and made.dtype in ("f4", "f8")
+    with pytest.raises(ValueError, match="not without a copy"):
+        s.__array__("f4", copy=False)
+    s.__array__("f8", copy=False)[...] = 7
+    assert (contents(s) == 7).all()
+
+
 def test_it_computes_nothing(options):
     s = cs.ones((2, 3), **options)
     for call in (lambda: np.add(s, 1), lambda: np.sum(s), lambda: np.ones((2, 3)) + s, lambda: bool(s),
@@ -456,12 +472,12 @@ def test_each_side_has_its_strides():
 
 
 def test_one_side_of_a_storage_is_not_wrapped_alone():
-    s = cs.ones((3, 4), device="gpu")
+    s = cs.ones((3, 4), device="gpu", alignment_size=64)
     for options in {"managed": None}, {"device": None}:
         with pytest.raises(caid.InvalidError, match="not be in sync"):
             cs.as_storage(s, **options)
     s.halo = (1, 0)
-    assert cs.as_storage(s[1:, ::2]).sync_state is s.sync_state  # whatever is aligned there
+    assert cs.as_storage(s[1:, 1::2]).sync_state is s.sync_state  # whatever is aligned there
 
 
 # --- every door -----------------------------------------------------------------------------
@@ -864,6 +880,13 @@ def test_streams_come_after_each_other(daemon, hold):
         write(s, 7)
         s.host_to_device()  # what "acquire" is
         assert stream.gate.is_set()
+        write(s, 8)
+        with cs.fields(read=[s], stream=stream.number) as (a,):
+            assert (a == 8).all()
+        done = []
+        foreign = Foreign("gpu", np.zeros((4, 4), "u1"), [], touch=lambda: done.append(stream.gate.is_set()))
+        write(foreign, 9)
+        assert done == [True]
         del s, a
 
 

@@ -47,6 +47,31 @@ def name(daemon, request):
             assert client.status().arrays == 0
 
 
+def test_a_copy_has_no_name(name):
+    s = cs.ones((2, 3), name=name, **GPU)
+    for made in cs.storage(s), cs.zeros_like(s), s.copy():
+        assert made.name is None
+    del s, made
+
+
+class CopiesMeanwhile:
+    """A value that is read while another process copies what it is set in."""
+
+    def __init__(self, storage):
+        self.storage = storage
+
+    def __array__(self, *_args, **_options):
+        self.storage.host_to_device()
+        return np.ones(3)
+
+
+def test_what_is_set_is_modified_when_it_is_there(name):
+    s = cs.zeros((3,), name=name, **GPU)
+    s[...] = CopiesMeanwhile(s)
+    assert s.sync_state.state == HOST_DIRTY and caid.as_array(s).copy_to_host().all()
+    del s
+
+
 # Runs each line of Python that it is sent, where `s` is a storage, and answers with its value's repr.
 SERVER = """
 import traceback
