@@ -13,6 +13,7 @@ static const char *const message_ids[] = {
     [AUDIT_REMOVE] = "4476d8d86424480c8605fb833b7fbd69",
     [AUDIT_LIMIT] = "b6115d3c227d43f395b984be06560d79",
     [AUDIT_CLIENT] = "8342a19159d24058b788522555675589",
+    [AUDIT_TICKET] = "1c6b78054d4c4da289b24c83120d4011",
 };
 
 /* Closes one that is over. */

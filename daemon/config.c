@@ -57,6 +57,8 @@ static const struct key config_keys[] = {
     KEY("memory", "max_pending_count", number, memory.pending_count, "10"),
     KEY("memory", "max_pending_ratio", ratio, memory.pending_ratio, "0.2"),
     KEY("memory", "max_pending_age", duration, memory.pending_age_ns, "2s"),
+    KEY("memory", "ticket_ttl", duration, ticket_ttl_ns, "10m"),
+    KEY("memory", "ticket_age", age, ticket_age_ns, "none"),
     KEY("handoff", "mode", handoff, start.handoff, "auto"),
     KEY("handoff", "spin_us", number, spin_us, "1000"),
     KEY("user-pools", "mode", pool_mode, user_mode, "0600"),

@@ -25,8 +25,9 @@ struct config {
 
     int log_level;
     uint64_t hello_timeout_ns;
-    struct core_limits limits; /* pinned_bytes 0: half of the machine's memory */
-    uint64_t total_host_bytes; /* of all uids; 0: no limit */
+    uint64_t ticket_ttl_ns, ticket_age_ns; /* core.h */
+    struct core_limits limits;             /* pinned_bytes 0: half of the machine's memory */
+    uint64_t total_host_bytes;             /* of all uids; 0: no limit */
     struct core_memory memory;
     uint32_t blocks;  /* that one pool may have */
     uint32_t spin_us; /* spin.h */

@@ -55,6 +55,8 @@ core_settings(const struct config *config, uint32_t all_pages, uint32_t all_fds)
 {
     return (struct core_config){
         .hello_timeout_ns = config->hello_timeout_ns,
+        .ticket_ttl_ns = config->ticket_ttl_ns,
+        .ticket_age_ns = config->ticket_age_ns,
         .limits = resolve_limits(config, all_pages, all_fds),
         .totals = {.host_bytes = config->total_host_bytes, .fds = all_fds},
         .memory = config->memory,

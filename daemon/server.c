@@ -339,6 +339,13 @@ on_packet(void *userdata, struct conn *c, const void *packet, size_t n)
 }
 
 static void
+set_time(struct server *s)
+{
+    core_set_time(s->core, clock_now_ns());
+    core_set_boottime(s->core, clock_boot_ns());
+}
+
+static void
 on_lost(void *userdata, struct conn *c, const char *reason)
 {
     struct server *s = userdata;
@@ -350,7 +357,7 @@ on_lost(void *userdata, struct conn *c, const char *reason)
         conn_close(c);
         return;
     }
-    core_set_time(s->core, clock_now_ns());
+    set_time(s);
     if (c->exited)
         core_exited(s->core, c->id);
     else
@@ -368,7 +375,7 @@ on_departed(void *userdata, uint64_t conn_id)
 {
     struct server *s = userdata;
 
-    core_set_time(s->core, clock_now_ns());
+    set_time(s);
     core_exited(s->core, conn_id);
     run_core(s);
 }

@@ -209,6 +209,27 @@ const struct value_type value_duration = {parse_duration, print_duration,
                                           "a time such as 500ms, 2s or 1m, at most an hour"};
 
 static int
+parse_age(const char *text, void *ret_field)
+{
+    if (strcmp(text, "none") != 0)
+        return parse_duration(text, ret_field);
+    *(uint64_t *)ret_field = UINT64_MAX;
+    return 0;
+}
+
+static void
+print_age(FILE *f, const void *field)
+{
+    if (*(const uint64_t *)field == UINT64_MAX)
+        fputs(" none", f);
+    else
+        print_duration(f, field);
+}
+
+const struct value_type value_age = {parse_age, print_age,
+                                     "none, or a time of at most an hour"};
+
+static int
 parse_mode(const char *text, mode_t allowed, void *ret_field)
 {
     uint64_t n;

@@ -21,6 +21,7 @@ extern const struct value_type value_flag;      /* bool: yes or no */
 extern const struct value_type value_ratio;     /* double, 0 to 1 */
 extern const struct value_type value_size;      /* uint64_t, bytes: 0, 4096, 64M, 8G */
 extern const struct value_type value_duration;  /* uint64_t, nanoseconds: 500ms, 2s, 1m */
+extern const struct value_type value_age;       /* the same, UINT64_MAX: none */
 extern const struct value_type value_file_mode; /* mode_t, octal up to 0777 */
 extern const struct value_type value_pool_mode; /* mode_t, octal, r and w bits */
 extern const struct value_type value_socket;    /* char *, owned: a path, or empty */

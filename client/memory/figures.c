@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Figures and what moves them: pools, users, devices, the deallocation queues. Nothing is kept of
- * them here.
+ * Figures and what moves them: pools, users, tickets, devices, the deallocation queues. Nothing is
+ * kept of them here.
  */
 #include <errno.h>
 
@@ -116,6 +116,83 @@ caid_users(struct caid_client *client, int (*fn)(const struct caid_user *user, v
         return r;
     struct users users = {PAGED(users, client, MSG_USERS, users, fn, userdata)};
     return pager_run(&users.pager, error);
+}
+
+/* ---- tickets ---- */
+
+PAGED_LIST(tickets, caid_ticket);
+
+static int
+tickets_give(struct pager *pager, uint32_t i)
+{
+    struct tickets *tickets = container_of(pager, struct tickets, pager);
+    const struct msg_ticket *m = &tickets->result.tickets[i];
+    struct msg_tickets_params *at = &tickets->params;
+
+    if (m->uid > UINT32_MAX || m->uid < at->uid ||
+        (m->uid == at->uid && m->ticket <= at->ticket) || !text_is_plain(m->pool) ||
+        !text_is_plain(m->name))
+        return pager_fail(pager, -EPROTO);
+    *at = (struct msg_tickets_params){.uid = m->uid, .ticket = m->ticket};
+    const struct caid_ticket ticket = {
+        .uid = (uint32_t)m->uid,
+        .pid = m->pid,
+        .pool = text_put(&pager->text, m->pool),
+        .name = text_put(&pager->text, m->name),
+        .array = m->array,
+        .nbytes = m->nbytes,
+        .readonly = m->readonly,
+        .many = m->many,
+        .gone = m->gone,
+        .age_ns = m->age_ns,
+        .ttl_ns = m->ttl_ns,
+    };
+    return tickets->fn(&ticket, tickets->userdata);
+}
+
+int
+caid_tickets(struct caid_client *client,
+             int (*fn)(const struct caid_ticket *ticket, void *userdata), void *userdata,
+             struct caid_error *error)
+{
+    int r = client_check_given(client, fn, "fn", error);
+    if (r < 0)
+        return r;
+    struct tickets tickets = {PAGED(tickets, client, MSG_TICKETS, tickets, fn, userdata)};
+    return pager_run(&tickets.pager, error);
+}
+
+int
+caid_withdraw(struct caid_client *client, const struct caid_withdraw_options *options,
+              uint64_t *ret_n, struct caid_error *error)
+{
+    struct caid_withdraw_options opts;
+    struct msg_withdraw_params params;
+    struct msg_withdraw_result result = {0};
+    uint64_t n = 0;
+
+    int r = client_check(client, error);
+    if (r == 0)
+        r = options_read(&opts, sizeof(opts), options, error);
+    if (r < 0)
+        return r;
+    do {
+        _cleanup_reply_ struct reply reply = {0};
+        params = (struct msg_withdraw_params){.pid = opts.pid,
+                                              .gone = opts.gone,
+                                              .uid = result.uid,
+                                              .ticket = result.ticket};
+        r = reply_get(&reply, client, MSG_WITHDRAW, &params, &result, error);
+        if (r < 0)
+            return r;
+        if (result.more && (result.uid < params.uid ||
+                            (result.uid == params.uid && result.ticket <= params.ticket)))
+            return client_violated(client, "withdraw", error);
+        n += result.n;
+    } while (result.more);
+    if (ret_n)
+        *ret_n = n;
+    return 0;
 }
 
 /* ---- memory ---- */

@@ -523,6 +523,7 @@ fill_params(struct msg_publish_part_params *ret, const struct caid_array *array,
         .strides = {o->strides, o->strides ? o->ndim : 0},
         .descr = msg_str_opt(o->descr),
         .metadata = msg_str_opt(o->metadata),
+        .many = o->many,
     };
 }
 

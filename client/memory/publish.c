@@ -127,9 +127,9 @@ ticket_draw(uint64_t words[TICKET_WORDS], struct caid_error *error)
                : fail_errno(error, errno, "no random bytes");
 }
 
-int
-caid_array_send(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
-                struct caid_error *error)
+static int
+array_send(struct caid_array *array, bool many, uint8_t ret_ticket[CAID_TICKET_SIZE],
+           struct caid_error *error)
 {
     uint64_t words[TICKET_WORDS];
 
@@ -142,10 +142,25 @@ caid_array_send(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
     if (r < 0)
         return r;
     struct msg_send_params params = {.lease = array->lease,
-                                     .ticket = {.v = words, .n = ARRAY_SIZE(words)}};
+                                     .ticket = {.v = words, .n = ARRAY_SIZE(words)},
+                                     .many = many};
     struct call call = {.method = MSG_SEND, .params = &params};
     r = call_make(array->client, &call, error);
     if (r == 0)
         memcpy(ret_ticket, words, sizeof(words));
     return r;
+}
+
+int
+caid_array_send(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
+                struct caid_error *error)
+{
+    return array_send(array, false, ret_ticket, error);
+}
+
+int
+caid_array_refer(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
+                 struct caid_error *error)
+{
+    return array_send(array, true, ret_ticket, error);
 }

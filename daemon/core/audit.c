@@ -8,7 +8,7 @@
 
 /* One on its way. NULL: out of memory. */
 static struct core_audit *
-audit_new(struct core *core, enum core_audit_kind kind, const struct conn *conn)
+audit_new(struct core *core, enum core_audit_kind kind, pid_t pid, const struct user *user)
 {
     struct entry *e = entry_new(CORE_AUDIT, sizeof(struct core_audit));
     struct core_audit *audit = (struct core_audit *)(e + 1);
@@ -19,12 +19,20 @@ audit_new(struct core *core, enum core_audit_kind kind, const struct conn *conn)
     }
     *audit = (struct core_audit){.kind = kind,
                                  .n_lost = core->n_lost_audits,
-                                 .pid = conn->pid,
-                                 .uid = conn->user->uid};
+                                 .pid = pid,
+                                 .uid = user->uid};
     core->n_lost_audits = 0;
     e->action.audit = audit;
     entry_push(core, e);
     return audit;
+}
+
+static void
+fill_array(struct core_audit *audit, const struct array *array)
+{
+    snprintf(audit->creator, sizeof(audit->creator), "%u", (unsigned)array->charge.user->uid);
+    snprintf(audit->pool, sizeof(audit->pool), "%s", array->pool->name);
+    snprintf(audit->name, sizeof(audit->name), "%s", array->name);
 }
 
 void
@@ -32,22 +40,37 @@ audit_name(struct core *core, const struct conn *conn, enum core_audit_kind kind
            const char *verb, const struct array *array)
 {
     const struct user *creator = array->charge.user;
-    struct core_audit *audit = creator == conn->user ? NULL : audit_new(core, kind, conn);
+    struct core_audit *audit =
+        creator == conn->user ? NULL : audit_new(core, kind, conn->pid, conn->user);
 
     if (!audit)
         return;
-    snprintf(audit->creator, sizeof(audit->creator), "%u", (unsigned)creator->uid);
-    snprintf(audit->pool, sizeof(audit->pool), "%s", array->pool->name);
-    snprintf(audit->name, sizeof(audit->name), "%s", array->name);
+    fill_array(audit, array);
     snprintf(audit->text, sizeof(audit->text), "%s what uid %s created in pool \"%s\": %s",
              verb, audit->creator, audit->pool, audit->name);
+}
+
+void
+audit_ticket(struct core *core, const struct ticket *ticket)
+{
+    const struct array *array = ticket->lease.array;
+    struct core_audit *audit =
+        audit_new(core, AUDIT_TICKET, ticket->pid, ticket->lease.charge.user);
+
+    if (!audit)
+        return;
+    fill_array(audit, array);
+    snprintf(audit->text, sizeof(audit->text),
+             "sent an array of %s in pool \"%s\" that nobody took in time: %s",
+             SIZE_TEXT(array->nbytes), audit->pool, *audit->name ? audit->name : "(no name)");
 }
 
 void
 audit_refusal(struct core *core, const struct conn *conn, const struct refusal *r)
 {
     bool is_limit = r->code == PROTO_ERR_QUOTA || r->code == PROTO_ERR_LIMIT;
-    struct core_audit *audit = is_limit ? audit_new(core, AUDIT_LIMIT, conn) : NULL;
+    struct core_audit *audit = is_limit ? audit_new(core, AUDIT_LIMIT, conn->pid, conn->user)
+                                        : NULL;
 
     if (!audit)
         return;

@@ -172,7 +172,18 @@ drop_timeline(struct core *core, struct conn *conn)
     return timeline != NULL;
 }
 
-/* What the GPU may still write to stays; of one that is awaited, tickets, and its blocks. */
+/* What it has sent stays. */
+static bool
+leave_ticket(struct core *core, struct conn *conn)
+{
+    struct ticket *ticket = former_is_awaited(conn) ? NULL : LIST_FIRST(&conn->tickets);
+
+    if (ticket)
+        ticket_leave(core, ticket);
+    return ticket != NULL;
+}
+
+/* What the GPU may still write to stays; of one that is awaited, its blocks. */
 static bool
 depart_lease(struct core *core, struct conn *conn)
 {
@@ -182,8 +193,6 @@ depart_lease(struct core *core, struct conn *conn)
     if (!lease)
         return false;
     conn->looked_at = lease->id;
-    if (lease->ticket && former_is_awaited(conn))
-        return true;
     if (lease->hold && !former_is_awaited(conn)) {
         lease_depart(core, lease);
     } else {
@@ -278,10 +287,11 @@ exit_hold(struct core *core, struct conn *conn)
     return hold != NULL;
 }
 
-/* NULL: what its process may use stays until that has exited. */
+/* NULL: what its process may use stays until that has exited, as what is awaited does. */
 static stage_fn *const stages[] = {
-    drop_request, drop_page_hold, drop_timeline, unclaim_bracket, depart_lease, depart_bracket,
-    depart_hold,  NULL,           exit_bracket,  exit_page,       exit_lease,   exit_hold,
+    drop_request, drop_page_hold, drop_timeline, leave_ticket, unclaim_bracket,
+    depart_lease, depart_bracket, depart_hold,   NULL,         leave_ticket,
+    exit_bracket, exit_page,      exit_lease,    exit_hold,
 };
 
 static bool
@@ -392,7 +402,6 @@ forget_uses(struct conn *conn)
 
     while ((lease = RB_MIN(leases, &conn->leases))) {
         RB_REMOVE(leases, &conn->leases, lease);
-        free(lease->ticket);
         free(lease);
     }
     while ((hold = RB_MIN(holds, &conn->holds))) {

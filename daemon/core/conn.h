@@ -13,6 +13,7 @@
 #include "lease.h"
 #include "page.h"
 #include "part.h"
+#include "ticket.h"
 #include "user.h"
 #include "watch.h"
 
@@ -64,6 +65,7 @@ struct conn {
     LIST_HEAD(, job) jobs; /* MEMORY */
     LIST_HEAD(, waiter) waiters;
     LIST_HEAD(, flush) flushes;
+    LIST_HEAD(, ticket) tickets;
     LIST_HEAD(, watch) watches;
     struct monitor *monitor; /* or NULL */
     struct published published;

@@ -222,6 +222,7 @@ forget_all(struct core *core)
     formers_forget(core);
     linger_forget(core);
     expiries_forget(core);
+    tickets_forget(core);
     parts_forget(core);
     RB_FOREACH(pool, pools, &core->pools)
         forget_names(pool);
@@ -542,6 +543,8 @@ set_config(struct core *core, const struct core_config *config)
     struct conn *conn;
 
     c->hello_timeout_ns = config->hello_timeout_ns;
+    c->ticket_ttl_ns = config->ticket_ttl_ns;
+    c->ticket_age_ns = config->ticket_age_ns;
     c->limits = config->limits;
     c->totals = config->totals;
     c->memory = config->memory;
@@ -655,7 +658,14 @@ core_tick(struct core *core, uint64_t now_ns)
     bracket_tick(core);
     reclaim_tick(core);
     names_expire(core);
+    tickets_run_out(core);
     core_run(core, false);
+}
+
+uint64_t
+core_expiry_ns(const struct core *core)
+{
+    return min_u64(expiry_next_ns(core), tickets_end_ns(core));
 }
 
 /* A connection that is closing already waits for its core_hangup(), not for the clock. */

@@ -112,6 +112,9 @@ struct core_config {
     uid_t overflow_uid; /* of whoever our user namespace does not map; 0: nobody is that */
     char machine_id[33], daemon_id[33]; /* hexadecimal: hello_result */
     uint64_t hello_timeout_ns;          /* a connection without HELLO is closed after it */
+    uint64_t ticket_ttl_ns;             /* of tickets whose sender has gone */
+    uint64_t
+        ticket_age_ns; /* of a message's, from then on that it was made; UINT64_MAX: none */
     struct core_limits limits;
     struct core_totals totals;
     struct core_memory memory;
@@ -131,8 +134,9 @@ int core_new(struct core **ret, const struct core_config *config, uint64_t now_n
 /* A pool of the administrator's that has arrays or timelines: it cannot be taken away. */
 bool core_pool_is_used(const struct core *core, const char *name);
 /*
- * Takes over what may change: pools, those of uids, limits, totals, memory, blocks and
- * hello_timeout_ns; the rest of config is not looked at. It is what new requests are measured by:
+ * Takes over what may change: pools, those of uids, limits, totals, memory, blocks,
+ * hello_timeout_ns and, of what is sent or left from then on, tickets' times; the rest of config is
+ * not looked at. It is what new requests are measured by:
  * who is over a limit or a quota, or has open what it may not open any more, keeps that. Who
  * watches a name in a pool that is gone is told so.
  *
@@ -235,10 +239,11 @@ void core_page_done(struct core *core, uint64_t page, const struct core_page_res
 void core_set_time(struct core *core, uint64_t now_ns);
 /* Time has passed. */
 void core_tick(struct core *core, uint64_t now_ns);
-/* The time by CLOCK_BOOTTIME, by which names expire. */
+/* The time by CLOCK_BOOTTIME, by which names expire and tickets run out. */
 void core_set_boottime(struct core *core, uint64_t boot_ns);
-/* When the next name expires, by that clock: core_tick() is wanted then, and anew as long as that
- * is in the past, since a tick unlinks no more than some. UINT64_MAX: none does. */
+/* When the next name expires, or the next ticket runs out, by that clock: core_tick() is wanted
+ * then, and anew as long as that is in the past, since a tick ends no more than some. UINT64_MAX:
+ * none does. */
 uint64_t core_expiry_ns(const struct core *core);
 /* When core_tick() is wanted next; UINT64_MAX: not. In the past, as soon as others have been heard
  * of: an event does no more than so much, and leaves the rest. */
@@ -293,6 +298,7 @@ enum core_audit_kind {
     AUDIT_REMOVE,  /* or nobody's, now or in some time */
     AUDIT_LIMIT,   /* a refusal by a quota or limit */
     AUDIT_CLIENT,  /* one that is hung up */
+    AUDIT_TICKET,  /* one that has run out */
 };
 
 struct core_audit {

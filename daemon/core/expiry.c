@@ -31,8 +31,8 @@ expiry_find(const struct core *core, const struct array *array)
     return array->expires ? RB_FIND(expiring, &c->expiring, &key) : NULL;
 }
 
-static uint64_t
-time_after(const struct core *core, uint64_t ns)
+uint64_t
+expiry_time(const struct core *core, uint64_t ns)
 {
     uint64_t left = UINT64_MAX - 1 - core->boot_ns;
 
@@ -50,7 +50,7 @@ expiry_new(struct expiry **ret, struct user *user, uint64_t ttl_ns, struct refus
         free(expiry);
         return REFUSED;
     }
-    expiry->at_ns = time_after(user->core, ttl_ns);
+    expiry->at_ns = expiry_time(user->core, ttl_ns);
     *ret = expiry;
     return 0;
 }
@@ -125,7 +125,7 @@ expiry_put_off(struct core *core, struct array *array)
     struct expiry *expiry = expiry_find(core, array);
 
     RB_REMOVE(expiries, &core->expiries, expiry);
-    expiry->at_ns = time_after(core, AGAIN_NS);
+    expiry->at_ns = expiry_time(core, AGAIN_NS);
     RB_INSERT(expiries, &core->expiries, expiry);
 }
 
@@ -141,7 +141,7 @@ expiries_forget(struct core *core)
 }
 
 uint64_t
-core_expiry_ns(const struct core *core)
+expiry_next_ns(const struct core *core)
 {
     struct core *c = (struct core *)(uintptr_t)core; /* the tree macros want it */
     const struct expiry *first = RB_MIN(expiries, &c->expiries);

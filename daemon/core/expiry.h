@@ -10,6 +10,7 @@
 #include "user.h"
 
 struct array;
+struct core;
 
 struct expiry {
     RB_ENTRY(expiry) node;     /* core->expiries */
@@ -25,6 +26,8 @@ RB_HEAD(expiring, expiry); /* by array */
 RB_PROTOTYPE(expiries, expiry, node, )
 RB_PROTOTYPE(expiring, expiry, of_array, )
 
+/* So much later, by CLOCK_BOOTTIME. */
+uint64_t expiry_time(const struct core *core, uint64_t ns);
 /* For an array to come. -ENOMEM or REFUSED. */
 int expiry_new(struct expiry **ret, struct user *user, uint64_t ttl_ns, struct refusal *r);
 /* One that no array has got. NULL: none. */
@@ -39,6 +42,8 @@ uint64_t expiry_at_ns(const struct core *core, const struct array *array);
 uint64_t expiry_left_ns(const struct core *core, const struct array *array);
 /* An array whose time is over, the first one first; or NULL. */
 struct array *expiry_due(struct core *core);
+/* When the first one is; UINT64_MAX: there is none. */
+uint64_t expiry_next_ns(const struct core *core);
 /* It cannot be unlinked now: in a second. */
 void expiry_put_off(struct core *core, struct array *array);
 /* The core ends, and with it the arrays. */

@@ -123,7 +123,7 @@ claim_lease(struct core *core, struct conn *conn, uint64_t id, struct array *arr
                       (unsigned long long)id);
     if (!array || !may_have(conn, array, readonly))
         return GONE;
-    int rc = lease_restore(core, conn, id, array, readonly, NULL, r);
+    int rc = lease_restore(core, conn, id, array, readonly, r);
     return rc == REFUSED ? GONE : rc;
 }
 
@@ -194,7 +194,7 @@ claim_repeat(struct core *core, struct conn *conn, uint64_t request, struct refu
 
     if (!array || !may_have(conn, array, true) || ticket_find(core, done->ticket))
         return 0;
-    return lease_send(core, conn, array, done->readonly, done->ticket, r);
+    return ticket_new(core, conn, array, done->readonly, done->ticket, false, r);
 }
 
 /* Its caller was told of a failure: the name goes, unless it is another array's. */

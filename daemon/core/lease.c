@@ -6,9 +6,45 @@
 #include "array.h"
 #include "settle.h"
 #include "state.h"
-#include "ticket.h"
 
 RB_GENERATE_BY(leases, lease, node, id)
+
+/* It is charged. */
+static void
+add_to_array(struct core *core, struct lease *lease, struct array *array)
+{
+    lease->array = array;
+    LIST_INSERT_HEAD(&array->leases, lease, of_array);
+    array->n_leases++;
+    core->n_leases++;
+    metrics_count(lease->charge.user, COUNT_LEASES, 1);
+}
+
+int
+lease_init(struct lease *lease, struct core *core, struct user *user, struct array *array,
+           bool readonly, struct refusal *r)
+{
+    *lease = (struct lease){.readonly = readonly};
+    if (charge_init(&lease->charge, user, RES_LEASES, 1, 0, r))
+        return REFUSED;
+    add_to_array(core, lease, array);
+    return 0;
+}
+
+static int
+take_hold(struct core *core, struct conn *conn, struct block *block, struct hold **ret,
+          bool *ret_new, struct refusal *r)
+{
+    int rc = hold_get(conn, &conn->holds, block->id, &block->holds, ret, ret_new, r);
+
+    if (rc)
+        return rc;
+    (*ret)->block = block;
+    if (*ret_new)
+        persist_hold(core, *ret);
+    (*ret)->n_leases++;
+    return 0;
+}
 
 int
 lease_new(struct core *core, struct conn *conn, struct array *array, bool readonly,
@@ -16,56 +52,28 @@ lease_new(struct core *core, struct conn *conn, struct array *array, bool readon
 {
     _cleanup_free_ struct lease *lease = calloc(1, sizeof(*lease));
     struct block *block = array_block(array);
-    int rc;
+    int rc = 0;
 
     if (!lease)
         return -ENOMEM;
     if (charge_init(&lease->charge, conn->user, RES_LEASES, 1, 0, r))
         return REFUSED;
-    if (ret_new_hold)
-        *ret_new_hold = false;
-    if (!block && ret_new_hold)
+    *ret_new_hold = false;
+    if (block)
+        rc = take_hold(core, conn, block, &lease->hold, ret_new_hold, r);
+    else
         persist_conn_needed(core, conn);
-    if (block && ret_new_hold) {
-        rc = hold_get(conn, &conn->holds, block->id, &block->holds, &lease->hold, ret_new_hold,
-                      r);
-        if (rc) {
-            charge_deinit(&lease->charge);
-            return rc;
-        }
-        lease->hold->block = block;
-        if (*ret_new_hold)
-            persist_hold(core, lease->hold);
-        lease->hold->n_leases++;
+    if (rc) {
+        charge_deinit(&lease->charge);
+        return rc;
     }
     lease->id = ++conn->next_lease;
     lease->conn = conn;
-    lease->array = array;
     lease->readonly = readonly;
     RB_INSERT(leases, &conn->leases, lease);
-    LIST_INSERT_HEAD(&array->leases, lease, of_array);
-    array->n_leases++;
-    core->n_leases++;
-    metrics_count(conn->user, COUNT_LEASES, 1);
+    add_to_array(core, lease, array);
     *ret = TAKE_PTR(lease);
     return 0;
-}
-
-int
-lease_send(struct core *core, struct conn *conn, struct array *array, bool readonly,
-           const uint64_t *secret, struct refusal *r)
-{
-    struct lease *lease;
-    int rc = lease_new(core, conn, array, readonly, &lease, NULL, r);
-
-    if (rc)
-        return rc;
-    rc = ticket_new(core, secret, lease, r);
-    if (rc)
-        lease_free(core, lease);
-    else
-        persist_ticket(core, lease);
-    return rc;
 }
 
 #define LEASE_MAX (UINT64_C(1) << 62)
@@ -73,43 +81,31 @@ lease_send(struct core *core, struct conn *conn, struct array *array, bool reado
 bool
 lease_is_free(struct conn *conn, uint64_t id)
 {
-    struct lease key = {.id = id};
-
-    return id > 0 && id <= LEASE_MAX && !RB_FIND(leases, &conn->leases, &key);
+    return id > 0 && id <= LEASE_MAX && !lease_find(conn, id);
 }
 
 int
 lease_restore(struct core *core, struct conn *conn, uint64_t id, struct array *array,
-              bool readonly, const uint64_t *secret, struct refusal *r)
+              bool readonly, struct refusal *r)
 {
     uint64_t next = conn->next_lease;
     struct lease *lease;
     bool is_new;
-    int rc;
 
     conn->next_lease = id - 1;
-    rc = secret ? lease_send(core, conn, array, readonly, secret, r)
-                : lease_new(core, conn, array, readonly, &lease, &is_new, r);
+    int rc = lease_new(core, conn, array, readonly, &lease, &is_new, r);
     if (conn->next_lease < next)
         conn->next_lease = next;
     return rc;
 }
 
+/* The array may go with it. */
 void
-lease_free(struct core *core, struct lease *lease)
+lease_deinit(struct core *core, struct lease *lease)
 {
-    struct conn *conn = lease->conn;
     struct array *array = lease->array;
 
-    assert(LIST_EMPTY(&lease->claims));
-    RB_REMOVE(leases, &conn->leases, lease);
     LIST_REMOVE(lease, of_array);
-    if (lease->hold)
-        lease->hold->n_leases--;
-    if (lease->ticket) {
-        persist_ticket_gone(core, lease);
-        ticket_free(core, lease->ticket);
-    }
     charge_deinit(&lease->charge);
     if (lease->departed) {
         array->n_departed--;
@@ -117,8 +113,18 @@ lease_free(struct core *core, struct lease *lease)
         array->n_leases--;
         core->n_leases--;
     }
-    free(lease);
     array_settle(core, array);
+}
+
+void
+lease_free(struct core *core, struct lease *lease)
+{
+    assert(LIST_EMPTY(&lease->claims));
+    RB_REMOVE(leases, &lease->conn->leases, lease);
+    if (lease->hold)
+        lease->hold->n_leases--;
+    lease_deinit(core, lease);
+    free(lease);
 }
 
 void
@@ -135,9 +141,8 @@ struct lease *
 lease_find(struct conn *conn, uint64_t id)
 {
     struct lease key = {.id = id};
-    struct lease *lease = RB_FIND(leases, &conn->leases, &key);
 
-    return lease && !lease->ticket ? lease : NULL;
+    return RB_FIND(leases, &conn->leases, &key);
 }
 
 int

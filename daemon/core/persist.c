@@ -230,32 +230,33 @@ persist_conn_gone(struct core *core, const struct conn *conn)
         record_gone(core, RECORD_CONN, conn->number, 0);
 }
 
+/* Of a sender that does not come back it is as of one that has gone. */
 void
-persist_ticket(struct core *core, const struct lease *lease)
+persist_ticket(struct core *core, const struct ticket *ticket)
 {
-    const uint64_t *secret = lease->ticket->secret;
+    struct conn *conn = ticket->conn && ticket->conn->resumes ? ticket->conn : NULL;
 
-    if (!lease->conn->resumes)
-        return;
-    persist_conn_needed(core, lease->conn);
+    if (conn)
+        persist_conn_needed(core, conn);
 
     struct record_ticket r = {
-        .key = {secret[0], secret[1]},
-        .conn = lease->conn->number,
-        .array = lease->array->id,
-        .lease = lease->id,
-        .readonly = lease->readonly,
+        .key = {ticket->secret[0], ticket->secret[1]},
+        .conn = conn ? conn->number : 0,
+        .array = ticket->lease.array->id,
+        .readonly = ticket->lease.readonly,
+        .made_ns = ticket->made_ns,
+        .ends_ns = ticket->ends_ns,
+        .uid = ticket->lease.charge.user->uid,
+        .pid = (uint32_t)ticket->pid,
+        .many = ticket->many,
     };
     RECORD(core, RECORD_TICKET, r);
 }
 
 void
-persist_ticket_gone(struct core *core, const struct lease *lease)
+persist_ticket_gone(struct core *core, const struct ticket *ticket)
 {
-    const uint64_t *secret = lease->ticket->secret;
-
-    if (lease->conn->resumes)
-        record_gone(core, RECORD_TICKET, secret[0], secret[1]);
+    record_gone(core, RECORD_TICKET, ticket->secret[0], ticket->secret[1]);
 }
 
 void

@@ -21,12 +21,12 @@ struct block;
 struct conn;
 struct core;
 struct hold;
-struct lease;
 struct member;
 struct journal;
 struct lost;
 struct page;
 struct pool;
+struct ticket;
 
 struct persist {
     struct journal *journal; /* NULL: nothing outlives the process */
@@ -75,9 +75,8 @@ void persist_conn_needed(struct core *core, struct conn *conn);
 /* What is in that place of conn->done. */
 void persist_done(struct core *core, struct conn *conn, uint32_t place);
 void persist_conn_gone(struct core *core, const struct conn *conn);
-/* Of a lease that has one. */
-void persist_ticket(struct core *core, const struct lease *lease);
-void persist_ticket_gone(struct core *core, const struct lease *lease);
+void persist_ticket(struct core *core, const struct ticket *ticket);
+void persist_ticket_gone(struct core *core, const struct ticket *ticket);
 void persist_suspect(struct core *core, uint32_t place);
 /* What is in hand: journal_take(), journal_put(). */
 void persist_take(struct core *core, uint64_t token, uint64_t request);

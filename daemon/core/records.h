@@ -135,11 +135,15 @@ struct record_lost { /* a name whose array did not come back; by the array's num
     char name[]; /* not terminated */
 };
 
-struct record_ticket { /* of that connection's, by which it has sent that array */
+struct record_ticket { /* by which that array was sent */
     struct record_key key;
-    uint64_t conn, array;
-    uint64_t lease; /* which keeps the array */
+    uint64_t conn; /* its sender; 0: it has gone, or will not come back */
+    uint64_t array;
+    uint64_t lease; /* 0; not so in 0.1.0, whose record ends with the next */
     uint64_t readonly;
+    uint64_t made_ns, ends_ns; /* 0: not by itself */
+    uint32_t uid, pid;
+    uint64_t many;
 };
 
 struct record_floor {

@@ -64,7 +64,7 @@ ticket_anew(struct core *core)
 
     if (!ticket)
         return false;
-    persist_ticket(core, ticket->lease);
+    persist_ticket(core, ticket);
     set_name(&core->renewal, (const char *)ticket->secret, sizeof(ticket->secret));
     return true;
 }

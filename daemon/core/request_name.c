@@ -9,6 +9,7 @@
 #include "publish.h"
 #include "request.h"
 #include "set.h"
+#include "ticket.h"
 
 #define HOLDERS_MAX     2048 /* in one show */
 #define UNNAMED_MAX     128  /* in one page */
@@ -301,15 +302,16 @@ HANDLER(on_list)
 static struct msg_holder
 holder_record(const struct lease *lease)
 {
-    const struct conn *conn = lease->conn;
+    const struct ticket *ticket = lease->conn ? NULL : ticket_of_lease(lease);
+    const struct conn *conn = ticket ? ticket->conn : lease->conn;
     const struct claim *claim;
     struct msg_holder record = {
-        .pid = (uint64_t)conn->pid,
-        .uid = conn->user->uid,
-        .client = msg_str_opt(*conn->client ? conn->client : NULL),
+        .pid = (uint64_t)(ticket ? ticket->pid : conn->pid),
+        .uid = lease->charge.user->uid,
+        .client = msg_str_opt(conn && *conn->client ? conn->client : NULL),
         .readonly = lease->readonly,
-        .hung_up = conn->departed,
-        .sent = lease->ticket,
+        .hung_up = !conn || conn->departed,
+        .sent = ticket,
     };
 
     LIST_FOREACH(claim, &lease->claims, of_lease) {

@@ -76,9 +76,9 @@ part_name(struct core *core, struct conn *conn, struct array *array, struct msg_
 
 static int
 part_send(struct core *core, struct conn *conn, struct array *array, const uint64_t *ticket,
-          struct refusal *r)
+          bool many, struct refusal *r)
 {
-    int rc = lease_send(core, conn, array, false, ticket, r);
+    int rc = ticket_new(core, conn, array, false, ticket, many, r);
 
     if (rc == 0)
         array_promise(core, array);
@@ -98,7 +98,7 @@ HANDLER(on_publish_part)
         rc = part_new(core, conn, whole, p->offset, &req, &array, r);
     if (rc)
         return rc;
-    rc = p->ticket.n ? part_send(core, conn, array, p->ticket.v, r)
+    rc = p->ticket.n ? part_send(core, conn, array, p->ticket.v, p->many, r)
                      : part_name(core, conn, array, p->name, r);
     if (rc) {
         array_abandon(core, array);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * send, take.
+ * send, take, tickets, withdraw.
  */
 #include <assert.h>
 
@@ -17,7 +17,7 @@ HANDLER(on_send)
 
     if (ticket_check(p->ticket, r) || lease_get(conn, p->lease, &lease, r))
         return REFUSED;
-    rc = lease_send(core, conn, lease->array, lease->readonly, p->ticket.v, r);
+    rc = ticket_new(core, conn, lease->array, lease->readonly, p->ticket.v, p->many, r);
     if (rc)
         return rc;
     done_note(core, conn, id, MSG_SEND, 0, 0);
@@ -40,12 +40,15 @@ take_check(struct core *core, struct conn *conn, const struct msg_take_params *p
         return refuse(r, PROTO_ERR_INVALID, "mode \"%.*s\" is neither \"r\" nor \"rw\"",
                       STR_FMT(p->mode));
     ticket = ticket_find(core, p->ticket.v);
-    if (!ticket || !pool_may(ticket->lease->array->pool, conn, MAY_READ))
-        return refuse(r, PROTO_ERR_NOT_FOUND,
-                      "the array was taken already, or its sender has ended");
-    if (!readonly && ticket->lease->readonly)
+    if (!ticket || !pool_may(ticket->lease.array->pool, conn, MAY_READ))
+        return refuse(r, PROTO_ERR_NOT_FOUND, "%s",
+                      ticket_ran_out(core, p->ticket.v)
+                          ? "nobody took the array in time: its ticket has run out "
+                            "(ticket_ttl and ticket_age in caid.conf)"
+                          : "the array was taken already, or its sender has withdrawn it");
+    if (!readonly && ticket->lease.readonly)
         return refuse(r, PROTO_ERR_PERMISSION, "the array was sent \"r\"");
-    if (!readonly && pool_check_writable(ticket->lease->array->pool, conn, r))
+    if (!readonly && pool_check_writable(ticket->lease.array->pool, conn, r))
         return REFUSED;
     *ret = ticket;
     return 0;
@@ -57,11 +60,11 @@ take_end(struct core *core, struct conn *conn, uint32_t id, struct ticket *ticke
 {
     done_put(core, conn,
              &(struct done){.ticket = {ticket->secret[0], ticket->secret[1]},
-                            .array = ticket->lease->array->id,
+                            .array = ticket->lease.array->id,
                             .request = id,
                             .method = MSG_TAKE,
-                            .readonly = ticket->lease->readonly});
-    lease_free(core, ticket->lease);
+                            .readonly = ticket->lease.readonly});
+    ticket_free(core, ticket);
 }
 
 HANDLER(on_take)
@@ -77,20 +80,114 @@ HANDLER(on_take)
         rc = grant_init(&grant, core, 1);
     if (rc)
         return rc;
-    array = ticket->lease->array;
-    in_place = !p->keep && ticket->lease->conn->user == conn->user;
+    array = ticket->lease.array;
+    in_place = !p->keep && ticket->lease.charge.user == conn->user;
     grant.pool = array->pool;
     grant.named = true;
     if (in_place) /* else a user at his limit could not end his own */
-        charge_deinit(&ticket->lease->charge);
+        charge_deinit(&ticket->lease.charge);
     rc = grant_add(core, conn, &grant, array, msg_str_eq(p->mode, "r"), r);
     if (rc && in_place)
-        charge_init(&ticket->lease->charge, conn->user, RES_LEASES, 1, 0, NULL);
+        charge_init(&ticket->lease.charge, conn->user, RES_LEASES, 1, 0, NULL);
     if (rc)
         return rc;
     assert(grant.n_arrays == 1); /* one has room, however long what it says */
     if (!p->keep)
         take_end(core, conn, id, ticket);
     grant_send(core, conn, id, MSG_TAKE, &grant);
+    return 0;
+}
+
+/* ---- all of them ---- */
+
+#define LOOKED_AT_MAX 256 /* by one withdraw */
+
+/* After that one of that uid: the next one of conn's user or, for an administrator, of all. */
+static struct ticket *
+next_ticket(struct core *core, const struct conn *conn, uint64_t uid, uint64_t after)
+{
+    bool all = is_administrator(core, conn->user);
+    struct user key = {.uid = (uid_t)uid}, *user = conn->user;
+    struct ticket *ticket = NULL;
+
+    if (all)
+        user = uid > (uid_t)-1 ? NULL : RB_NFIND(users, &core->users, &key);
+    for (; user && !ticket; user = all ? RB_NEXT(users, &core->users, user) : NULL)
+        ticket = ticket_of_user(user, user->uid == uid ? after : 0);
+    return ticket;
+}
+
+static uint64_t
+uid_of(const struct ticket *ticket)
+{
+    return ticket->lease.charge.user->uid;
+}
+
+static struct msg_ticket
+ticket_record(const struct core *core, const struct ticket *ticket)
+{
+    const struct array *array = ticket->lease.array;
+
+    return (struct msg_ticket){
+        .ticket = ticket->id,
+        .uid = uid_of(ticket),
+        .pid = (uint64_t)ticket->pid,
+        .pool = MSG_STR(array->pool->name),
+        .name = array_name(array),
+        .array = array->id,
+        .nbytes = array->nbytes,
+        .readonly = ticket->lease.readonly,
+        .many = ticket->many,
+        .gone = !ticket->conn,
+        .age_ns = core->boot_ns - ticket->made_ns,
+        .ttl_ns = ticket->ends_ns > core->boot_ns ? ticket->ends_ns - core->boot_ns
+                                                  : ticket->ends_ns > 0,
+    };
+}
+
+HANDLER(on_tickets)
+{
+    const struct msg_tickets_params *p = params;
+    _cleanup_free_ struct msg_ticket *records = calloc(PAGE_MAX, sizeof(*records));
+    struct pager pager = PAGER(core, records, PAGE_MAX);
+    const struct ticket *ticket = next_ticket(core, conn, p->uid, p->ticket);
+
+    if (!records)
+        return -ENOMEM;
+    for (; ticket && !pager.more;
+         ticket = next_ticket(core, conn, uid_of(ticket), ticket->id)) {
+        struct msg_ticket record = ticket_record(core, ticket);
+        pager_add(&pager, &record, msg_ticket_size(&record));
+    }
+    SEND_PAGE(core, conn, id, TICKETS, tickets_result, tickets, pager);
+    return 0;
+}
+
+static bool
+is_withdrawn(const struct ticket *ticket, const struct conn *conn,
+             const struct msg_withdraw_params *p)
+{
+    if (p->pid || p->gone)
+        return (!p->pid || (uint64_t)ticket->pid == p->pid) && (!p->gone || !ticket->conn);
+    return ticket->conn == conn && !ticket->many;
+}
+
+HANDLER(on_withdraw)
+{
+    const struct msg_withdraw_params *p = params;
+    struct msg_withdraw_result result = {.uid = p->uid, .ticket = p->ticket};
+    struct ticket *ticket = next_ticket(core, conn, p->uid, p->ticket);
+
+    for (int i = 0; ticket && i < LOOKED_AT_MAX; i++) {
+        result.uid = uid_of(ticket);
+        result.ticket = ticket->id;
+        if (is_withdrawn(ticket, conn, p)) {
+            ticket_free(core, ticket);
+            result.n++;
+        }
+        ticket = next_ticket(core, conn, result.uid, result.ticket);
+    }
+    result.more = ticket;
+    send_result(core, conn, id, MSG_WITHDRAW, &result, NULL, 0);
     return 0;
 }

@@ -57,7 +57,7 @@ static const struct kind {
     [RECORD_DONE] = {sizeof(struct record_done), sizeof(void *)},
     [RECORD_GONE] = {sizeof(struct record_gone), 0},
     [RECORD_LOST] = {sizeof(struct record_lost), sizeof(void *)},
-    [RECORD_TICKET] = {sizeof(struct record_ticket), sizeof(void *)},
+    [RECORD_TICKET] = {offsetof(struct record_ticket, made_ns), sizeof(void *)},
     [RECORD_SUSPECT] = {sizeof(struct record_suspect), sizeof(void *)},
 };
 
@@ -729,7 +729,31 @@ restore_uses(const struct restoring *to)
     return r;
 }
 
-/* Of those whose sender comes back. */
+/* One of 0.1.0's ended with its sender. */
+static int
+restore_ticket(const struct restoring *to, const struct record_ticket *t, struct array *array)
+{
+    struct conn *conn = get_conn(to, t->conn);
+    struct ticket like = {.secret = {t->key.id, t->key.of}, .made_ns = to->core->boot_ns};
+    struct user *user;
+
+    like.conn = conn && conn->former ? conn : NULL;
+    if (t->lease) {
+        if (!like.conn)
+            return 0;
+        user = conn->user;
+        like.pid = conn->pid;
+    } else {
+        if (core_get_user(to->core, t->uid, (gid_t)-1, &user) < 0)
+            return -ENOMEM;
+        like.made_ns = t->made_ns;
+        like.ends_ns = t->ends_ns;
+        like.pid = (pid_t)t->pid;
+        like.many = t->many;
+    }
+    return ticket_restore(to->core, user, array, t->readonly, &like);
+}
+
 static int
 restore_tickets(const struct restoring *to)
 {
@@ -737,11 +761,9 @@ restore_tickets(const struct restoring *to)
 
     for (size_t i = 0; r == 0 && i < to->r->n_tickets; i++) {
         const struct record_ticket *t = to->r->tickets[i];
-        const uint64_t secret[TICKET_WORDS] = {t->key.id, t->key.of};
         const struct restore_array *a = find(to->r, RECORD_ARRAY, t->array);
-        struct conn *conn = get_conn(to, t->conn);
-        if (conn && conn->former && a && a->array && lease_is_free(conn, t->lease))
-            r = lease_restore(to->core, conn, t->lease, a->array, t->readonly, secret, NULL);
+        if (a && a->array)
+            r = restore_ticket(to, t, a->array);
     }
     return r;
 }

@@ -11,7 +11,7 @@
  *    ├─── devices ── deallocation queue ── arrays that nobody holds any more
  *    │        └─ reserve: empty blocks, oldest first;  doomed: those on their way to the driver
  *    ├─── conns (by number) ── leases ── array
- *    │        │  └─ tickets (in the core's tree)
+ *    │        ├─ tickets (in the core's tree, and the user's: they outlive it) ── array
  *    │        ├─ holds: blocks and others' pages that the client has an fd or handle of
  *    │        ├─ pages of timelines ── fences ── use ── array
  *    │        ├─ brackets ── claims ── use ── array
@@ -27,9 +27,10 @@
  * ends.
  *
  *   refusal journal │ actions user device │ audit │ array_view reply+monitor job pool hold
- *   expiry ticket │ persist │ block done lost set use │ array array_index linger watch │ page part
- *   reclaim │ settle fences flush │ lease publish │ former grant │ bracket waiter │ release conn
- *   request_* │ metrics renewal request work │ core │ restore (+: each calls the other)
+ *   expiry │ persist │ block done lost set use │ array array_index linger watch │ page part
+ *   reclaim │ settle fences flush │ lease │ ticket publish │ former grant │ bracket waiter
+ *   release conn request_* │ metrics renewal request work │ core │ restore (+: each calls the
+ *   other)
  */
 #pragma once
 
@@ -67,6 +68,9 @@ struct core {
     struct wholes wholes;
     struct pages pages;
     struct tickets tickets;
+    struct ticket_ends ticket_ends;
+    uint64_t ran_out[RAN_OUT_MAX][TICKET_WORDS]; /* the secrets of the last ones that have */
+    size_t n_ran_out;                            /* ever */
     struct timelines timelines;
     struct deadlines deadlines;
     struct expiries expiries;          /* of names, the first one first */
@@ -105,7 +109,7 @@ struct core {
     uint32_t n_monitors;          /* all */
     struct entry *taken;          /* owned entry that core_next() gave out last */
     struct msg_buf buf;
-    uint64_t next_job, next_block, next_array, next_page;
+    uint64_t next_job, next_block, next_array, next_page, next_ticket;
     uint64_t n_conns, n_departed, n_users, n_pools, n_blocks, n_arrays, n_names, n_leases,
         n_watches, n_jobs, n_running, n_release_errors, n_pages, n_timelines, n_brackets;
     uint64_t floor; /* of pools that are gone: generations never repeat (pool->floor) */

@@ -20,6 +20,7 @@ TAILQ_HEAD(waiter_list, waiter);
 TAILQ_HEAD(conn_list, conn);
 TAILQ_HEAD(set_list, set);
 LIST_HEAD(monitor_list, monitor);
+RB_HEAD(tickets_of_user, ticket);
 
 /* RESOURCE(NAME, its figure in msg_user, its limit in core_limits, whether it is in bytes, what
  * messages call it). Of bytes, a limit of 0 is none. Departed connections count; bytes of memory
@@ -80,6 +81,7 @@ struct user {
     uint64_t used[N_RESOURCES];
     uint64_t counts[N_COUNTS]; /* TIME_NS: of the loop, spent on it */
     struct monitor_list monitors;
+    struct tickets_of_user tickets;
     struct pool *pool; /* the uid's own */
     struct job_list waiting;
     TAILQ_ENTRY(user) turn; /* core->turns, while jobs wait */

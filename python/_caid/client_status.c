@@ -50,6 +50,19 @@ py_client_flush(PyObject *op, PyObject *device)
 }
 
 PyObject *
+py_client_withdraw(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = py_client(op);
+    struct caid_withdraw_options options = CAID_INIT(options);
+    uint64_t n;
+
+    if (PY_ARGS(self->state, "withdraw", PY_ARG(options.pid), PY_ARG(options.gone)) < 0 ||
+        PY_CLIENT_CALL(self, caid_withdraw(c, &options, &n, &error)) < 0)
+        return NULL;
+    return PyLong_FromUnsignedLongLong(n);
+}
+
+PyObject *
 py_client_defer_begin(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     return py_none(PY_CLIENT_CALL(py_client(op), caid_defer_begin(c, &error)));

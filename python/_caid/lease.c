@@ -547,11 +547,13 @@ lease_open_companion(PyObject *op, PyObject *Py_UNUSED(unused))
 /* ---- send ---- */
 
 static PyObject *
-lease_send(PyObject *op, PyObject *Py_UNUSED(unused))
+lease_send(PyObject *op, PyObject *many)
 {
     uint8_t ticket[CAID_TICKET_SIZE];
 
-    if (LEASE_CALL(lease(op), caid_array_send(lease(op)->array, ticket, &error)) < 0)
+    if (LEASE_CALL(lease(op),
+                   (many == Py_True ? caid_array_refer : caid_array_send)(lease(op)->array,
+                                                                          ticket, &error)) < 0)
         return NULL;
     return PyBytes_FromStringAndSize((const char *)ticket, sizeof(ticket));
 }
@@ -609,7 +611,8 @@ static PyMethodDef lease_methods[] = {
      PyDoc_STR("Puts the array under a name: its generation.")},
     {"open_companion", lease_open_companion, METH_NOARGS,
      PyDoc_STR("The Lease of the array that this one keeps.")},
-    {"send", lease_send, METH_NOARGS, PyDoc_STR("A ticket by which another process takes it.")},
+    {"send", lease_send, METH_O,
+     PyDoc_STR("A ticket by which another process takes it; True: by which many may.")},
     {"discard", lease_discard, METH_NOARGS, PyDoc_STR("Takes the contents as they are.")},
     {0},
 };

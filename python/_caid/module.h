@@ -332,6 +332,7 @@ bool py_client_is_live(const struct client_object *self);
     METHOD(memory_info, METH_O, "Memory of a device: a tuple.")                               \
     METHOD(flush, METH_O, "Frees what waits: (entries, blocks, bytes).")                      \
     METHOD(defer_begin, METH_NOARGS, "Holds back what waits to be freed.")                    \
+    FAST(withdraw, "Ends tickets: how many.")                                                 \
     METHOD(defer_end, METH_NOARGS, "Undoes one _defer_begin().")                              \
     METHOD(status, METH_NOARGS, "The daemon: a tuple.")                                       \
     METHOD(devices, METH_NOARGS, "The daemon's devices: a list of tuples.")                   \

@@ -243,21 +243,21 @@ class Arena(OfProcess, Closing, _caid.Arena):
         with _releaser.watching(self._client):
             return self._publish(name, part, metadata)
 
-    def _send(self, x, stream=None):
+    def _send(self, x, stream=None, many=False):
         """A ticket for what lies in the arena: an Allocation, as bytes, or an array, whose writer is that
-        stream."""
+        stream. many: any number may take it."""
         part = _of_allocation(x, None, None) if isinstance(x, Allocation) else _of_object(x, stream)
         if stream is not None:
             part = part._replace(stream=_stream.handle(stream))
         self._check(x, part)
         with _releaser.watching(self._client):
-            return self._publish(None, part, None)
+            return self._publish(None, part, None, many)
 
     def _own(self, x, stream=None):
         """A lease on what lies in the arena as an array of its own, without a name."""
         return self._client._take(self._send(x, stream), "rw", None, False)
 
-    def _publish(self, name, part, metadata):
+    def _publish(self, name, part, metadata, many=False):
         element = part.element
         return self._publish_part(
             part.ptr,
@@ -269,6 +269,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
             metadata,
             part.stream,
             part.keep,
+            many,
         )
 
     def _publish_empty(self, name, part, metadata):

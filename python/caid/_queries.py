@@ -198,6 +198,29 @@ class Queries(_caid.Client):
             with contextlib.suppress(ClosedError, DisconnectedError):  # then it has ended
                 self._defer_end()
 
+    def withdraw(self, *, pid: int | None = None, gone: bool = False) -> int:
+        """Ends what was sent and nobody has taken: arrays without a name that a message keeps.
+
+        A message keeps its array until it is taken, and for ``ticket_ttl`` of caid.conf(5), 10 minutes,
+        after its sender has gone. Who would take it later gets :class:`caid.NotFoundError`.
+        ``caidctl show --tickets`` tells what there is.
+
+        Parameters
+        ----------
+        pid : int, optional
+            What that process has sent, of the caller's uid; of any for root and the daemon's own uid.
+        gone : bool
+            What senders have left that have ended.
+
+        Without both it is what this client has sent, but for an open :class:`caid.Reference`.
+
+        Returns
+        -------
+        int
+            How many messages.
+        """
+        return self._withdraw(pid or 0, gone)
+
     # --- the daemon -------------------------------------------------------------------------
 
     def status(self) -> Status:

@@ -53,7 +53,8 @@ class Reference(Closing):
         Of CuPy, PyTorch, …: it has a ``__cuda_array_interface__``, or is an Allocation.
     keep : bool
         Whether the reference keeps the array, by a ticket that any number of receivers may use, until
-        it is closed or collected, or its client is closed. It is charged as a lease. What is made of it by
+        it is closed or collected, or 10 minutes (``ticket_ttl`` of caid.conf(5)) after its client is closed
+        or its process has ended. It is charged as a lease. What is made of it by
         pickling keeps nothing. Else it tells the name, and is good as long as that shows this array.
 
     Raises
@@ -404,12 +405,13 @@ def _with_ticket(x, once):
     if isinstance(x, Array):
         x._check()
     if isinstance(x, Array) and x._memory.pool is not None:
-        client, send, follows = x._memory.client, x._memory.send, _follows(x)
+        client, follows = x._memory.client, _follows(x)
+        send = functools.partial(x._memory.send, not once)
     else:
         arena = _arena.holding(x.ptr)
         if arena is None:
             raise TypeError(f"a caid.{type(x).__name__} cannot be sent: {_ELSEWHERE}")
-        client, send, follows = arena._client, functools.partial(arena._send, x), False
+        client, send, follows = arena._client, functools.partial(arena._send, x, None, not once), False
     told = _told(x, client)
     return (*told, send(), once, follows), client
 

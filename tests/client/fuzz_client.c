@@ -454,6 +454,7 @@ READER(caid_details, r->entry.name, r->descr, r->metadata,
        r->n_holders ? r->holders->client : "")
 READER(caid_pool, r->name)
 READER(caid_user, r->uid ? "" : "root")
+READER(caid_ticket, r->pool, r->name)
 READER(caid_timeline_entry, r->pool, r->name, r->client)
 
 static int
@@ -467,7 +468,7 @@ ask(struct objects *o, uint8_t i)
     size_t n = 0;
 
     all.all = i & 16;
-    switch (i % 12) {
+    switch (i % 14) {
     case 0: return caid_list(c, &all, read_caid_entry, &n, NULL);
     case 1: return caid_show(c, "a", NULL, read_caid_details, &n, NULL);
     case 2: return caid_unnamed(c, &all, read_caid_details, &n, NULL);
@@ -479,6 +480,8 @@ ask(struct objects *o, uint8_t i)
     case 8: return caid_flush(c, -1, &flushed, NULL);
     case 10: return caid_ranges(c, &all, read_caid_details, &n, NULL);
     case 9: return caid_unlink(c, "a", NULL, NULL);
+    case 11: return caid_tickets(c, read_caid_ticket, &n, NULL);
+    case 12: return caid_withdraw(c, NULL, NULL, NULL);
     default: return caid_client_dispatch(c, NULL);
     }
 }

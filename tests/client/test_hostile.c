@@ -509,6 +509,24 @@ ask_unnamed(struct caid_client *client)
 }
 
 static int
+ignore_ticket(const struct caid_ticket *ticket UNUSED, void *userdata UNUSED)
+{
+    return 0;
+}
+
+static int
+ask_tickets(struct caid_client *client)
+{
+    return caid_tickets(client, ignore_ticket, NULL, &error);
+}
+
+static int
+ask_withdraw(struct caid_client *client)
+{
+    return caid_withdraw(client, NULL, NULL, &error);
+}
+
+static int
 ask_ranges(struct caid_client *client)
 {
     return caid_ranges(client, NULL, ignore_details, NULL, &error);
@@ -517,6 +535,8 @@ ask_ranges(struct caid_client *client)
 static const struct msg_memory other_device = {.uuid = {"GPU-other", 9}, .name = {"other", 5}};
 static const struct msg_user again[] = {{.uid = 5}, {.uid = 5}}, root = {.uid = 0},
                              large = {.uid = UINT64_C(1) << 32};
+static const struct msg_ticket same[] = {{.ticket = 1}, {.ticket = 1}},
+                               of_large = {.uid = UINT64_C(1) << 32};
 static const struct msg_entry no_entry[1];
 static const struct msg_holder holder = {.pid = 1};
 static const struct msg_unnamed
@@ -544,6 +564,9 @@ static const struct lie {
     {ask_users, {MSG_USERS, ANSWER(users, .users = again, .n_users = 2)}},
     {ask_users, {MSG_USERS, ANSWER(users, .users = &root, .n_users = 0, .more = true)}},
     {ask_users, {MSG_USERS, ANSWER(users, .users = &large, .n_users = 1)}},
+    {ask_tickets, {MSG_TICKETS, ANSWER(tickets, .tickets = same, .n_tickets = 2)}},
+    {ask_tickets, {MSG_TICKETS, ANSWER(tickets, .tickets = &of_large, .n_tickets = 1)}},
+    {ask_withdraw, {MSG_WITHDRAW, ANSWER(withdraw, .more = true)}},
     {ask_unnamed, {MSG_UNNAMED, ANSWER(unnamed, .arrays = &without_entry, .n_arrays = 1)}},
     {ask_unnamed, {MSG_UNNAMED, ANSWER(unnamed, .arrays = endless, .more = true)}},
     {ask_ranges, {MSG_RANGES, ANSWER(unnamed, .arrays = &outside, .n_arrays = 1)}},

@@ -95,6 +95,18 @@ use_is_right(const struct use *use)
 /* ---- arrays ---- */
 
 static void
+check_ticket(struct core *core, const struct ticket *ticket)
+{
+    const struct conn *conn = ticket->conn;
+
+    CHECK(ticket_find(core, ticket->secret) == ticket);
+    CHECK(ticket_of_user(ticket->lease.charge.user, ticket->id - 1) == ticket);
+    CHECK(!ticket->lease.departed && ticket->id <= core->next_ticket);
+    CHECK(conn ? !conn->departed || conn->leaving || former_is_awaited(conn)
+               : ticket->ends_ns > 0);
+}
+
+static void
 check_leases(const struct array *array)
 {
     const struct lease *lease;
@@ -102,13 +114,12 @@ check_leases(const struct array *array)
 
     LIST_FOREACH(lease, &array->leases, of_array) {
         CHECK(lease->array == array);
-        CHECK(!lease->hold == (lease->ticket || !array_block(array)));
-        CHECK(!lease->ticket ||
-              (lease->ticket->lease == lease &&
-               ticket_find(array->charge.user->core, lease->ticket->secret) == lease->ticket));
+        CHECK(!lease->hold == (!lease->conn || !array_block(array)));
         CHECK(!lease->hold || lease->hold->block == array_block(array));
-        CHECK(lease->departed == lease->conn->departed || lease->conn->leaving ||
-              (lease->ticket && former_is_awaited(lease->conn)));
+        if (!lease->conn)
+            check_ticket(array->charge.user->core, ticket_of_lease(lease));
+        else
+            CHECK(lease->departed == lease->conn->departed || lease->conn->leaving);
         *(lease->departed ? &n_departed : &n_leases) += 1;
     }
     CHECK(n_leases == array->n_leases && n_departed == array->n_departed);
@@ -595,9 +606,10 @@ has_grown(const uint64_t *sum)
 }
 
 static void
-check_user(struct core *core, const struct user *user)
+check_user(struct core *core, struct user *user)
 {
     struct tally t = {.user = user};
+    const struct ticket *ticket;
     struct job *job;
     uint64_t n = 0, pending = 0;
 
@@ -607,6 +619,8 @@ check_user(struct core *core, const struct user *user)
     RB_FOREACH(job, jobs, &core->jobs)
         if (job->type == JOB_MEMORY && job->user == user)
             t.used[RES_JOBS]++;
+    for (ticket = ticket_of_user(user, 0); ticket; ticket = ticket_of_user(user, ticket->id))
+        t.used[RES_LEASES]++;
     t.used[RES_HOST] += check_parts(core, &t) + check_expiries(core, &t);
     for (enum resource i = 0; i < N_RESOURCES; i++) { /* I4 */
         CHECK(user->used[i] == t.used[i]);

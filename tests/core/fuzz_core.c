@@ -423,6 +423,8 @@ begin(void)
         .driver_path = "/model",
         .uid = 900,
         .hello_timeout_ns = 2000000,
+        .ticket_ttl_ns = 1000000,
+        .ticket_age_ns = UINT64_MAX,
         .limits = {.connections = 8,
                    .arrays = 40,
                    .names = 20,

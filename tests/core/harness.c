@@ -56,6 +56,8 @@ h_init(struct harness *h, void (*tweak)(struct core_config *))
         .pid = 1,
         .uid = 900,
         .hello_timeout_ns = 2000,
+        .ticket_ttl_ns = H_AGE_NS,
+        .ticket_age_ns = UINT64_MAX,
         .limits = {.connections = 16,
                    .arrays = 200,
                    .names = 100,
@@ -136,6 +138,7 @@ h_deinit(struct harness *h)
 
     for (uint64_t conn = 1; conn <= h->next_conn; conn++)
         h_disconnect(h, conn);
+    h_tick(h, H_AGE_NS); /* tickets run out */
     h_finish_all(h);
     h_age(h);
     counts = h_counts(h);

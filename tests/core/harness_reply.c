@@ -102,6 +102,7 @@ union result {
     struct msg_fences_result fences;
     struct msg_open_timeline_result open_timeline;
     struct msg_timelines_result timelines;
+    struct msg_withdraw_result withdraw;
 };
 
 static void
@@ -167,6 +168,7 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
     case MSG_FENCES: books_fences(h, a, &result->fences, reply); break;
     case MSG_OPEN_TIMELINE: books_timeline(h, a, &result->open_timeline, reply); break;
     case MSG_TIMELINES: note_timelines(reply, &result->timelines); break;
+    case MSG_WITHDRAW: reply->n_entries = (uint32_t)result->withdraw.n; break;
     case MSG_STATUS: reply->status = result->status; break;
     default: break;
     }

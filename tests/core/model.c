@@ -317,6 +317,7 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
     case MSG_OPEN_COMPANION: opened(m, r, reply); break;
     case MSG_STAGE: model_staged(m, r); break;
     case MSG_SEND: model_ticket_add(m, r, (int)r->seen, r->readonly); break;
+    case MSG_WITHDRAW: model_withdrawn(m, r, reply->n_entries); break;
     case MSG_TAKE:
         opened(m, r, reply);
         model_taken(m, r);

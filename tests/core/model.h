@@ -84,9 +84,11 @@ struct m_fence {
 };
 
 struct m_ticket {
-    uint64_t secret;
-    int slot, array; /* who sent what: it counts as one of the array's leases */
-    bool readonly;
+    uint64_t secret, ends_ns; /* 0: not by itself */
+    int slot,
+        array; /* who sent what: it counts as one of the array's leases; M_NONE: has gone */
+    bool readonly, many;
+    uid_t uid;
 };
 
 struct m_slot {    /* a client */
@@ -129,7 +131,7 @@ struct m_request {
     uint32_t may_fail;   /* bits: with these errors */
     bool must_fail;
     bool readonly;  /* what it opens */
-    bool keeps;     /* the ticket by which it does */
+    bool keeps;     /* the ticket by which it does; or makes one to be kept */
     bool was_ghost; /* the name that it creates */
 };
 
@@ -293,6 +295,10 @@ void model_step_ticket(struct model *m, int slot);
 void model_ticket_add(struct model *m, const struct m_request *r, int array, bool readonly);
 void model_taken(struct model *m, const struct m_request *r);
 void model_tickets_hangup(struct model *m, int slot);
+/* By that time. */
+void model_tickets_pass(struct model *m, uint64_t boot_ns);
+/* What such a request has ended. */
+void model_withdrawn(struct model *m, const struct m_request *r, uint64_t n);
 /* Until the core waits for their sender no more; they are those of M_SLOTS + slot then. */
 void model_tickets_stay(struct model *m, int slot);
 
@@ -309,4 +315,5 @@ void model_step(struct model *m);
 void model_step_connect(struct model *m);
 void model_leave(struct model *m, int slot, bool hangup, bool exits);
 void model_hung_up(struct model *m, int slot);
+uint64_t model_boottime(const struct model *m);
 void model_pass(struct model *m, uint64_t ns);

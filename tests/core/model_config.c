@@ -31,6 +31,8 @@ model_choose(struct model *m, struct core_config *config)
     config->limits.pages = (uint32_t)ONE_OF(2, 20);
     config->blocks = (uint32_t)ONE_OF(3, 50);
     config->user_quota = ONE_OF(0, 8 << 20);
+    config->ticket_ttl_ns = ONE_OF(1, H_AGE_NS / 2, H_AGE_NS);
+    config->ticket_age_ns = ONE_OF(UINT64_MAX, UINT64_MAX, H_AGE_NS, 3 * H_AGE_NS);
 }
 
 static const struct core_pool_config *

@@ -527,21 +527,22 @@ come_back(struct model *m, int s)
 void
 model_return_all(struct model *m)
 {
-    for (int s = 0; s < M_SLOTS; s++) {
-        model_tickets_hangup(m, M_SLOTS + s);
+    for (int s = 0; s < M_SLOTS; s++)
         if (m->slots[s].away) {
             m->left_behind = true;
             leave_behind(m, s);
         }
-    }
     for (size_t i = 0; i < m->h.n_pages; i++)
         for (size_t j = 0; j < TIMELINE_SLOTS; j++) {
             struct timeline_slot *slot = &m->h.pages[i].slots[j];
             if (!timeline_is_dead(slot))
                 atomic_store(&slot->done, timeline_submitted(slot));
         }
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         model_pass(m, m->left_behind ? GIVEN_UP_NS : 10000000);
+        for (int s = 0; s < M_SLOTS; s++)
+            model_tickets_hangup(m, M_SLOTS + s);
+    }
     m->returning = m->left_behind = false;
     memset(m->left_timelines, 0, sizeof(m->left_timelines));
     cr_assert_eq(h_reconfigure(&m->h, &m->h.config), 0);

@@ -212,8 +212,8 @@ expect_create(struct model *m, struct m_request *r, const struct m_slot *slot)
         m->names[r->pool][r->name].creating = r->slot;
 }
 
-static uint64_t
-boottime(const struct model *m)
+uint64_t
+model_boottime(const struct model *m)
 {
     return m->h.now_ns + m->h.asleep_ns;
 }
@@ -224,7 +224,7 @@ some_ttl(struct model *m, struct m_request *r)
 {
     uint64_t ttl_ns = model_random(m, 3) ? 0 : 1 + model_random(m, 3 * (uint32_t)H_AGE_NS);
 
-    r->expires_ns = ttl_ns ? boottime(m) + ttl_ns : 0;
+    r->expires_ns = ttl_ns ? model_boottime(m) + ttl_ns : 0;
     return ttl_ns;
 }
 
@@ -651,7 +651,7 @@ step_list(struct model *m, int s)
         cr_assert_str_eq(reply->names[n], model_name(name));
         model_check_entry(m, (int)(array - m->arrays), &reply->entries[n]);
         cr_assert_eq(reply->entries[n].ttl_ns,
-                     array->expires_ns ? array->expires_ns - boottime(m) : 0);
+                     array->expires_ns ? array->expires_ns - model_boottime(m) : 0);
         cr_assert_eq(reply->n_leases[n++], (uint64_t)(array->n_leases + array->n_departed));
         n += model_check_members(m, array, reply, n);
     }
@@ -784,7 +784,7 @@ void
 model_pass(struct model *m, uint64_t ns)
 {
     m->h.asleep_ns += model_random(m, 4) ? 0 : H_AGE_NS;
-    uint64_t now_ns = boottime(m) + ns;
+    uint64_t now_ns = model_boottime(m) + ns;
 
     for (int i = 0; i < m->n_requests; i++) {
         struct m_request *r = &m->requests[i];
@@ -796,6 +796,7 @@ model_pass(struct model *m, uint64_t ns)
         if (a->name != M_NONE && a->expires_ns && a->expires_ns <= now_ns)
             model_name_gone(m, a->pool, a->name);
     }
+    model_tickets_pass(m, now_ns);
     h_tick(&m->h, ns);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tickets in the model: an array is kept by each, until it is taken, once, or its sender hangs up.
+ * Tickets in the model: an array is kept by each, until it is taken, once, is withdrawn, or has
+ * run out.
  */
 #include "caid_test.h"
 #include "model.h"
@@ -51,13 +52,16 @@ step_send(struct model *m, int s)
     r->label = m->n_tickets && model_random(m, 8) == 0 ? m->tickets[0].secret : r->id;
     r->seen = (uint64_t)lease->array;
     r->readonly = lease->readonly;
+    r->keeps = model_random(m, 4) == 0;
     r->may_fail = ERR_LIMITS;
     if (find(m, r->label)) {
         r->must_fail = true;
         r->may_fail |= ERR(INVALID);
     }
     const uint64_t words[] = {r->label, 1};
-    struct msg_send_params params = {.lease = lease->lease, .ticket = {words, 2}};
+    struct msg_send_params params = {.lease = lease->lease,
+                                     .ticket = {words, 2},
+                                     .many = r->keeps};
     if (model_random(m, 8) ==
         0) { /* one that the slot has not been told of: a ticket's, perhaps */
         params.lease = unknown_lease(m, slot);
@@ -130,19 +134,63 @@ step_take(struct model *m, int s)
     h_request(&m->h, slot->conn, MSG_TAKE, &params);
 }
 
+static bool
+is_withdrawn(struct model *m, const struct m_request *r, const struct m_ticket *ticket)
+{
+    bool is_gone = ticket->slot == M_NONE;
+    uid_t uid = m->slots[r->slot].uid;
+
+    if (uid && uid != ticket->uid)
+        return false;
+    return r->readonly ? is_gone : ticket->slot == r->slot && !ticket->many;
+}
+
+/* Its own, or, `readonly`, those whose senders have gone. */
+static void
+step_withdraw(struct model *m, int s)
+{
+    struct m_request *r = model_ask(m, s, MSG_WITHDRAW);
+
+    r->readonly = model_random(m, 2);
+    struct msg_withdraw_params params = {.gone = r->readonly};
+    model_note(m, "slot %d: withdraw%s", s, r->readonly ? ", those that are left" : "");
+    h_request(&m->h, m->slots[s].conn, MSG_WITHDRAW, &params);
+}
+
+void
+model_withdrawn(struct model *m, const struct m_request *r, uint64_t n)
+{
+    for (int i = m->n_tickets; i-- > 0;)
+        if (is_withdrawn(m, r, &m->tickets[i])) {
+            drop(m, &m->tickets[i]);
+            n--;
+        }
+    EXPECT(m, !n, "others are withdrawn");
+}
+
 void
 model_step_ticket(struct model *m, int s)
 {
-    (model_random(m, 2) ? step_send : step_take)(m, s);
+    if (model_random(m, 8) == 0)
+        step_withdraw(m, s);
+    else
+        (model_random(m, 2) ? step_send : step_take)(m, s);
 }
 
 void
 model_ticket_add(struct model *m, const struct m_request *r, int array, bool readonly)
 {
-    m->tickets[m->n_tickets++] = (struct m_ticket){.secret = r->label,
-                                                   .slot = r->slot,
-                                                   .array = array,
-                                                   .readonly = readonly};
+    uint64_t age_ns = r->keeps ? UINT64_MAX : m->h.config.ticket_age_ns;
+
+    m->tickets[m->n_tickets++] = (struct m_ticket){
+        .secret = r->label,
+        .ends_ns = age_ns == UINT64_MAX ? 0 : model_boottime(m) + age_ns,
+        .uid = m->slots[r->slot].uid,
+        .slot = r->slot,
+        .array = array,
+        .readonly = readonly,
+        .many = r->keeps,
+    };
     m->arrays[array].n_leases++;
 }
 
@@ -168,7 +216,22 @@ model_tickets_stay(struct model *m, int slot)
 void
 model_tickets_hangup(struct model *m, int slot)
 {
+    uint64_t ends_ns = model_boottime(m) + m->h.config.ticket_ttl_ns;
+
+    for (int i = 0; i < m->n_tickets; i++) {
+        struct m_ticket *ticket = &m->tickets[i];
+        if (ticket->slot != slot)
+            continue;
+        ticket->slot = M_NONE;
+        if (!ticket->ends_ns || ticket->ends_ns > ends_ns)
+            ticket->ends_ns = ends_ns;
+    }
+}
+
+void
+model_tickets_pass(struct model *m, uint64_t boot_ns)
+{
     for (int i = m->n_tickets; i-- > 0;)
-        if (m->tickets[i].slot == slot)
+        if (m->tickets[i].ends_ns && m->tickets[i].ends_ns <= boot_ns)
             drop(m, &m->tickets[i]);
 }

@@ -405,6 +405,7 @@ restore(struct harness *h, struct journal *source, struct restore *r)
     }
     core_check_anew();
     cr_assert_eq(core_new(&core, &config, h->now_ns), 0);
+    core_set_boottime(core, h->now_ns + h->asleep_ns);
     cr_assert_eq(core_restore(core, r, lost, NULL), 0);
     return core;
 }

@@ -4,6 +4,8 @@
  */
 #include "books.h"
 #include "caid_test.h"
+#include "journal.h"
+#include "records.h"
 
 /* Whether it is known; token 0: it says none. */
 static const struct h_reply *
@@ -90,4 +92,25 @@ CORE_TEST(return, not_what_a_stream_is_to_write, h_sharing)
     for (int i = 0; i < 20; i++) /* the books look at where they lie */
         h_small(h, c, 100);
     h_land(h, page, 0, 1);
+}
+
+/* Release 0.1.0 recorded less of one. */
+CORE_TEST(return, with_a_ticket_of_an_older_daemon, h_sharing)
+{
+    uint64_t a = come(h, 1000);
+    size_t n = offsetof(struct record_ticket, made_ns);
+    const uint64_t words[] = {7, 1};
+    const struct msg_take_params take = {.ticket = {words, 2}, .mode = MSG_STR("r")};
+
+    h_create_now(h, a, "x", NULL, 100);
+    const struct record_ticket old = {.key = {7, 1},
+                                      .conn = 1,
+                                      .array = h_show(h, a, "x", NULL)->array,
+                                      .lease = 99,
+                                      .readonly = true};
+    memcpy(journal_begin(h->journal, RECORD_TICKET, n), &old, n);
+    journal_end(h->journal, 0);
+    journal_commit(h->journal);
+    saved_restart(h);
+    cr_assert_eq(h_request(h, h_connect(h, 1000, 1000), MSG_TAKE, &take)->error, 0);
 }

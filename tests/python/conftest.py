@@ -89,7 +89,7 @@ def client(daemon, request):
         return
     gc.collect()
     with daemon.connect() as c:
-        wait_until(lambda: n_blocks(c) == 0, facts=lambda: (c.status(), c.memory_info(), gc.collect(), n_blocks(c)))
+        wait_until(lambda: (c.withdraw(gone=True), n_blocks(c))[1] == 0, facts=lambda: (c.status(), c.memory_info(), gc.collect(), n_blocks(c)))
         wait_until(lambda: c.status().connections == 1, facts=c.status)
         status = c.status()
         assert (status.arrays, status.leases, status.names) == (0, 0, 0)

@@ -49,6 +49,7 @@ def left(machines):
     found = []
     for daemon in machines:
         with daemon.connect() as client:
+            client.withdraw(gone=True)
             client.flush()
             status = client.status()
             found += [status.arrays, status.leases]

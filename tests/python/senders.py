@@ -52,7 +52,8 @@ def leave_at_work(outbox):
     outbox.put(at_work()[0])
 
 
-def send_on(pipe):
+def send_on(pipe, address):
+    os.environ["CAID_SOCKET"] = address
     client = caid.default_client()
     try:
         for n in range(1 << 30):
@@ -63,10 +64,11 @@ def send_on(pipe):
         os._exit(0)
 
 
-def receive(pipe):
+def receive(pipe, address):
+    os.environ["CAID_SOCKET"] = address
     try:
         while True:
-            with pipe.recv() as a, contextlib.suppress(caid.NotFoundError):  # of a sender that was killed
+            with pipe.recv() as a, contextlib.suppress(caid.NotFoundError):  # it has run out
                 values = a.copy_to_host()
                 assert (values == values[0]).all()
     except (EOFError, ConnectionResetError):

@@ -44,7 +44,7 @@ def clients_of(daemons):
     try:
         yield clients
         for client in clients.values():
-            wait_until(lambda c=client: (c.flush(), c.status())[1].arrays == 0, lambda c=client: c.unnamed())
+            wait_until(lambda c=client: (c.withdraw(gone=True), c.flush(), c.status())[2].arrays == 0, lambda c=client: c.unnamed())
             assert client.status().leases == 0
     finally:
         for client in clients.values():
@@ -339,6 +339,11 @@ def is_running(nanny):
     return process is not None and nanny.status == process.status == distributed.Status.running
 
 
+def n_left(client):
+    client.withdraw(gone=True)
+    return client.status().arrays
+
+
 def test_kills_leave_nothing(cluster, left):
     """Workers die at random while others have what they made; Dask computes it anew. One whose nanny is
     starting it is not killed: its nanny would end."""
@@ -356,4 +361,4 @@ def test_kills_leave_nothing(cluster, left):
         distributed.wait(sums, timeout=PATIENCE_S)
         assert cluster.gather(sums) == [sum(sum(range(1000 + i)) for i in some) for some in chosen]
         del made, sums
-    wait_until(lambda: (cluster.run(forget_errors), sum(c.status().arrays for c in left.values()))[1] == 0)
+    wait_until(lambda: (cluster.run(forget_errors), sum(n_left(c) for c in left.values()))[1] == 0)

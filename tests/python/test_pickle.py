@@ -27,7 +27,7 @@ from senders import answer, doubled, leave_at_work, made, receive, send_on
 
 N_KILLS = int(os.environ.get("CAID_STRESS_KILLS", "100"))
 multiprocessing.set_forkserver_preload(["caid", "numpy", "pytest"])
-NOT_TAKEN = "taken already, or its sender has ended"
+NOT_TAKEN = "taken already, or its sender has withdrawn it"
 
 
 @pytest.fixture
@@ -82,11 +82,41 @@ def test_a_ticket_is_taken_once_and_keeps_the_memory(client, here):
     wait_until(lambda: n_leases(client) + n_leases(here) == 0)
 
 
-def test_what_never_arrives_is_kept_until_its_sender_ends(client, here, daemon):
-    with daemon.connect() as sender, sender.empty(4, "<i8") as a:
-        message = sent(a)
-    wait_until(lambda: n_leases(client) == 0)
-    refused(message, caid.NotFoundError, NOT_TAKEN)
+def test_what_is_sent_outlives_its_sender(client, here, daemon):
+    with daemon.connect() as sender, sender.full(4, 7, "<i8") as a:
+        messages = [sent(a) for _ in range(3)]
+    wait_until(lambda: n_leases(client) == 3)
+    with pickle.loads(messages[0]) as b:
+        assert b.copy_to_host().tolist() == [7] * 4
+    assert client.withdraw() == 0 and client.withdraw(pid=os.getpid(), gone=True) == 2
+    refused(messages[1], caid.NotFoundError, NOT_TAKEN)
+
+
+def test_its_sender_withdraws_what_nobody_has_taken(client, here, other):
+    with client.empty(4, "<i8") as a, caid.Reference(a) as reference, other.empty(4, "<i8") as b:
+        messages = [sent(a), sent(a)]
+        pickle.loads(messages[0]).close()
+        kept = sent(b)
+        assert client.withdraw() == 1 and client.withdraw() == client.withdraw(gone=True) == 0
+        refused(messages[1], caid.NotFoundError, NOT_TAKEN)
+        pickle.loads(kept).close()
+        reference.open(other).close()
+        assert other.withdraw(pid=os.getpid()) == 1  # whatever made it
+        with pytest.raises(caid.NotFoundError):
+            reference.open(other)
+
+
+@pytest.mark.parametrize("setting", ["ticket_ttl = 50ms", "ticket_age = 50ms"])
+def test_what_nobody_takes_runs_out(setting):
+    """In its time, of which an age begins at once, and is none of a reference's."""
+    with caid.LocalDaemon(config=f"[memory]\n{setting}\n") as d, d.connect() as c:
+        with d.connect() as sender, sender.empty(4, "<i8") as a, caid.Reference(a) as reference:
+            message = sent(a)
+            time.sleep(0.1)
+            wait_until(lambda: ("nobody took in time" in d.log()) == ("age" in setting))
+            reference.open(c).close()
+        wait_until(lambda: f"pid {os.getpid()}, uid {os.geteuid()} sent an array of 32 bytes" in d.log())
+        refused(message, caid.NotFoundError, "nobody took the array in time")
 
 
 @pytest.mark.parametrize("mode", ["r", "rw"])
@@ -417,24 +447,28 @@ def test_through_a_manager(client, here, counted):
 # --- kills ----------------------------------------------------------------------------------
 
 
-def test_kills_leave_nothing(client, here):
+def test_kills_leave_nothing():
+    """What was on its way runs out."""
     context = multiprocessing.get_context("forkserver")
     chance = random.Random(18)
-    for n in range(N_KILLS):
-        ends = context.Pipe(duplex=False)
-        processes = [
-            context.Process(target=target, args=(end,))
-            for target, end in zip((receive, send_on), ends)
-        ]
-        for process, end in zip(processes, ends):
-            process.start()
-            end.close()
-        if n % 4:
-            wait_until(lambda: client.status().leases)
-        time.sleep(chance.random() * 0.02)
-        victim = processes[n % 2]
-        victim.kill()
-        for process in processes:
-            process.join(PATIENCE_S)
-            assert process is victim or process.exitcode == 0
-        wait_until(lambda: (client.status().arrays, client.status().leases) == (0, 0))
+    with caid.LocalDaemon(config="[memory]\nticket_ttl = 20ms\n") as d, d.connect() as client:
+        for n in range(N_KILLS):
+            ends = context.Pipe(duplex=False)
+            processes = [
+                context.Process(target=target, args=(end, d.address))
+                for target, end in zip((receive, send_on), ends)
+            ]
+            for process, end in zip(processes, ends):
+                process.start()
+                end.close()
+            if n % 4:
+                wait_until(lambda: client.status().leases)
+            time.sleep(chance.random() * 0.02)
+            victim = processes[n % 2]
+            victim.kill()
+            for process in processes:
+                process.join(PATIENCE_S)
+                assert process is victim or process.exitcode == 0
+            wait_until(lambda: (client.status().arrays, client.status().leases) == (0, 0))
+        (user,) = client.users()
+        assert (user.arrays, user.leases, user.bytes) == (0, 0, 0)

@@ -54,7 +54,7 @@ def test_any_number_opens_it_and_its_maker_ends_it(client, other, filled):
             a[0, 0] = 100
             assert b.copy_to_host().tolist() == c.copy_to_host().tolist() == [[100, 11], [5, 7], [1, 3]]
     assert got.here(other)  # whether it is still there, it does not ask
-    with pytest.raises(caid.NotFoundError, match="sender has ended"):
+    with pytest.raises(caid.NotFoundError, match="sender has withdrawn it"):
         got.open(other)
     with pytest.raises(caid.ClosedError):
         pickle.dumps(reference)
@@ -226,7 +226,7 @@ def test_it_outlives_the_daemon(tmp_path):
             got.open(d)
 
 
-def test_it_ends_with_its_makers_process(client, child):
+def test_it_outlives_its_makers_process(client, child):
     maker = child(
         """
         import pickle
@@ -238,7 +238,9 @@ def test_it_ends_with_its_makers_process(client, child):
     got = pickle.loads(bytes.fromhex(maker.process.stdout.readline()))
     assert values(got, client) == [9] * 4
     maker.kill()
-    wait_until(lambda: n_leases(client) == 0)
+    wait_until(lambda: [holder.hung_up for a in client.unnamed() for holder in a.holders] == [True])
+    assert values(got, client) == [9] * 4
+    assert client.withdraw(gone=True) == 1
     with pytest.raises(caid.NotFoundError):
         got.open(client)
 

@@ -544,9 +544,11 @@ def test_what_was_sent_arrives(restarts, child):
             with pickle.loads(messages[1]) as b:
                 assert (read(a), read(b)) == (1, 2)
         sender.kill()
-        wait_until(lambda: not here.unnamed())
+        restarts.restart()
+        with pickle.loads(messages[2]) as c:
+            assert read(c) == 3
         for message in messages:
-            with pytest.raises(caid.NotFoundError, match="taken already, or its sender has ended"):
+            with pytest.raises(caid.NotFoundError, match="taken already, or its sender has withdrawn it"):
                 pickle.loads(message).synchronize()
 
 

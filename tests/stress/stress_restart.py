@@ -74,7 +74,7 @@ def end(restarts, workers):
         for entry in c.list():
             if not entry.of_set:
                 c.unlink(entry.name)
-        wait_until(lambda: is_empty(c))
+        wait_until(lambda: (c.withdraw(gone=True), is_empty(c))[1])
     wait_until(lambda: restarts.kept_memory() == [])
 
 

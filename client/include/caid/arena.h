@@ -33,6 +33,7 @@ struct caid_part_options {
     /* Filled with a ticket for the part, which has no name then (name: NULL): caid_array_send().
      * NULL: the part has a name. */
     uint8_t *ret_ticket;
+    bool many; /* the ticket is as caid_array_refer()'s */
 };
 
 /* Puts `offset` bytes into the array, and what follows it there, under a name, as

@@ -385,18 +385,36 @@ int caid_set_open_many(struct caid_array *set, struct caid_array **ret_arrays,
 #define CAID_TICKET_SIZE 16 /* bytes */
 
 /* Makes a ticket for the array: random bytes by which one process takes it over, once, in the mode
- * in which it is open here or for reading; those who take it with `keep` leave it to others, whom
- * its maker ends by taking it, too. The ticket keeps the array until it is taken, or until this
- * client is closed, and is charged as a lease. Waits for no work: that is for brackets. */
+ * in which it is open here or for reading. The ticket keeps the array until it is taken or
+ * withdrawn, whether this client is there or not: it runs out `ticket_ttl` after its connection has
+ * ended (10 minutes), and where `ticket_age` is set that long from now (caid.conf(5)). It is
+ * charged to the uid as a lease. Waits for no work: that is for brackets. Where the sender dies
+ * before its work on the array is done, the array arrives abandoned. */
 int caid_array_send(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
                     struct caid_error *error);
+/* The same for any number of receivers, who take it with `keep`. It is there until its maker takes
+ * it without, and `ticket_ttl` after that has gone. */
+int caid_array_refer(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
+                     struct caid_error *error);
 
 /* Takes over what a ticket is for. The options name no pool and no generation. CAID_ERR_NOT_FOUND:
- * it was taken, its sender has ended, or the caller may not open arrays of its pool;
+ * it was taken or withdrawn, has run out, or the caller may not open arrays of its pool;
  * CAID_ERR_PERMISSION: "rw" of what was sent "r". One that cannot be mapped here is lost. */
 int caid_array_take(struct caid_client *client, struct caid_array **ret,
                     const uint8_t ticket[CAID_TICKET_SIZE],
                     const struct caid_open_options *options, struct caid_error *error);
+
+struct caid_withdraw_options {
+    size_t struct_size;
+    uint64_t pid; /* tickets that this process has sent; 0: any */
+    bool gone;    /* tickets whose sender has gone */
+};
+
+/* Ends tickets that nobody has taken. Without options those that this client has sent, but not
+ * caid_array_refer()'s; else those of the caller's uid, or of all for root and the daemon's own,
+ * that the options say, whatever made them. ret_n may be NULL: how many it were. */
+int caid_withdraw(struct caid_client *client, const struct caid_withdraw_options *options,
+                  uint64_t *ret_n, struct caid_error *error);
 
 struct caid_change {
     const char *name, *pool;
@@ -521,6 +539,23 @@ int caid_unnamed(struct caid_client *client, const struct caid_list_options *opt
 int caid_ranges(struct caid_client *client, const struct caid_list_options *options,
                 int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
                 struct caid_error *error);
+
+struct caid_ticket { /* that nobody has taken: caid_array_send() */
+    uint32_t uid;    /* whose it is, and of the process that has sent it: */
+    uint64_t pid;
+    const char *pool, *name; /* of the array; "": it never had one */
+    uint64_t array, nbytes;
+    bool readonly;
+    bool many; /* caid_array_refer()'s */
+    bool gone; /* its sender has hung up */
+    uint64_t age_ns;
+    uint64_t ttl_ns; /* until it runs out; 0: it does not by itself */
+};
+
+/* Like caid_list(): those of the caller's uid, or all of them for root and the daemon's own. */
+int caid_tickets(struct caid_client *client,
+                 int (*fn)(const struct caid_ticket *ticket, void *userdata), void *userdata,
+                 struct caid_error *error);
 
 struct caid_lost_name {
     const char *pool, *name, *why;
