@@ -21,7 +21,7 @@ _caidctl_scan() {
     local i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        --socket | -s | --pool | -p | --device | -d | --count | -c | --prefix | --uid | --method | --svg | --delay | -n)
+        --socket | -s | --pool | -p | --device | -d | --count | -c | --prefix | --uid | --method | --svg | --delay | --pid | -n)
             local option=${COMP_WORDS[i]}
             [[ ${COMP_WORDS[i + 1]} == = ]] && ((i++))
             ((i++))
@@ -50,7 +50,7 @@ _caidctl() {
     --pool | -p) _caidctl_lines < <(_caidctl_first_column pools) ;;
     --device | -d) _caidctl_lines < <(_caidctl_first_column info) ;;
     --prefix) _caidctl_lines < <(_caidctl_first_column list) ;;
-    --count | -c | --uid | --method | --delay | -n) ;;
+    --count | -c | --uid | --method | --delay | --pid | -n) ;;
     *)
         case $verb:$cur in
         load:-*)

@@ -30,6 +30,9 @@ enum ctl_option {
     OPT_SVG = 1 << 14,
     OPT_DELAY = 1 << 15,
     OPT_D = 1 << 16, /* -d, of either */
+    OPT_TICKETS = 1 << 17,
+    OPT_PID = 1 << 18,
+    OPT_GONE = 1 << 19,
 };
 
 struct verb {
@@ -43,7 +46,7 @@ struct verb {
 static const struct verb verbs[] = {
     {"status", verb_status, 0, 0, OPT_BYTES, false},
     {"list", verb_list, 0, 1, OPT_ALL | OPT_POOL | OPT_LONG | OPT_BYTES | OPT_LOST, false},
-    {"show", verb_show, 0, 1, OPT_POOL | OPT_BYTES | OPT_UNNAMED, false},
+    {"show", verb_show, 0, 1, OPT_POOL | OPT_BYTES | OPT_UNNAMED | OPT_TICKETS, false},
     {"map", verb_map, 0, 0, OPT_POOL | OPT_BYTES | OPT_SVG, false},
     {"top", verb_top, 0, 0, OPT_BYTES | OPT_COUNT | OPT_DELAY | OPT_D, false},
     {"pools", verb_pools, 0, 0, OPT_BYTES, false},
@@ -55,6 +58,7 @@ static const struct verb verbs[] = {
     {"drain", verb_drain, 0, 0, OPT_FORCE | OPT_UNDO | OPT_BYTES, false},
     {"flush", verb_flush, 0, 0, OPT_DEVICE | OPT_D | OPT_BYTES, false},
     {"unlink", verb_unlink, 1, -1, OPT_POOL | OPT_PREFIX | OPT_IGNORE, false},
+    {"withdraw", verb_withdraw, 0, 0, OPT_PID | OPT_GONE, false},
     {"ping", verb_ping, 0, 0, OPT_COUNT, false},
     {"version", verb_version, 0, 0, 0, true},
 };
@@ -74,7 +78,7 @@ static const char usage[] =
     "  status               the daemon, its driver and devices (the default)\n"
     "  list [PREFIX]        named arrays of a pool\n"
     "  show [NAME]          one array and who holds it; without NAME: who holds what,\n"
-    "                       the pool of --pool, or the arrays of --unnamed\n"
+    "                       the pool of --pool, the arrays of --unnamed, or --tickets\n"
     "  map                  memory as a picture: devices, pools, blocks, what lies in them\n"
     "  top                  who holds what, live, with rates, and who waits for whom\n"
     "  pools                pools that may be read\n"
@@ -88,6 +92,7 @@ static const char usage[] =
     "  save MODEL FILE      write a model's weights to a safetensors file\n"
     "  flush                free what waits in the deallocation queues, and empty blocks\n"
     "  unlink [NAME]...     remove names, or those of --prefix; whoever holds the arrays keeps them\n"
+    "  withdraw             end what was sent and nobody has taken, of --pid, of --gone, or both\n"
     "  ping                 round trips to the daemon\n"
     "  version              of caidctl\n"
     "\n"
@@ -97,6 +102,7 @@ static const char usage[] =
     "  -b, --bytes          exact sizes (all but monitor, ping, timelines, unlink, version)\n"
     "  -a, --all            every pool that may be read (list, timelines)\n"
     "  -u, --unnamed        arrays without a name and the processes that keep them (show)\n"
+    "      --tickets        arrays that were sent and nobody has taken (show)\n"
     "  -d, --device=DEVICE  this one only, an index or a UUID (flush)\n"
     "  -l, --long           more columns (list)\n"
     "      --lost           names whose arrays did not come back from an earlier daemon (list)\n"
@@ -107,6 +113,8 @@ static const char usage[] =
     "      --undo           have arrays made again (drain)\n"
     "      --uid=UID        of that user instead of you, or of \"all\" (monitor)\n"
     "      --method=METHOD  requests of that kind alone (monitor)\n"
+    "      --pid=PID        sent by that process (withdraw)\n"
+    "      --gone           sent by who has gone (withdraw)\n"
     "  -c, --count=N        how many round trips (ping), or looks, which -n says, too (top)\n"
     "      --delay=SECONDS  between two looks; -d says it, too (top)\n"
     "  -h, --help           this text\n"
@@ -116,27 +124,18 @@ static const char usage[] =
     "See caidctl(1); of load and save, which have options of their own, also 'caidctl load --help'.\n";
 
 static const struct option long_options[] = {
-    {"socket", required_argument, NULL, 's'},
-    {"json", no_argument, NULL, 'j'},
-    {"bytes", no_argument, NULL, 'b'},
-    {"pool", required_argument, NULL, 'p'},
-    {"all", no_argument, NULL, 'a'},
-    {"long", no_argument, NULL, 'l'},
-    {"unnamed", no_argument, NULL, 'u'},
-    {"device", required_argument, NULL, 'E'},
-    {"delay", required_argument, NULL, 'D'},
-    {"count", required_argument, NULL, 'c'},
-    {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, 'V'},
-    {"prefix", required_argument, NULL, 'P'},
-    {"ignore-missing", no_argument, NULL, 'f'},
-    {"lost", no_argument, NULL, 'L'},
-    {"force", no_argument, NULL, 'F'},
-    {"undo", no_argument, NULL, 'U'},
-    {"uid", required_argument, NULL, 'I'},
-    {"method", required_argument, NULL, 'M'},
-    {"svg", required_argument, NULL, 'S'},
-    {0},
+    {"socket", required_argument, NULL, 's'}, {"json", no_argument, NULL, 'j'},
+    {"bytes", no_argument, NULL, 'b'},        {"pool", required_argument, NULL, 'p'},
+    {"all", no_argument, NULL, 'a'},          {"long", no_argument, NULL, 'l'},
+    {"unnamed", no_argument, NULL, 'u'},      {"device", required_argument, NULL, 'E'},
+    {"delay", required_argument, NULL, 'D'},  {"count", required_argument, NULL, 'c'},
+    {"help", no_argument, NULL, 'h'},         {"version", no_argument, NULL, 'V'},
+    {"prefix", required_argument, NULL, 'P'}, {"ignore-missing", no_argument, NULL, 'f'},
+    {"lost", no_argument, NULL, 'L'},         {"force", no_argument, NULL, 'F'},
+    {"undo", no_argument, NULL, 'U'},         {"uid", required_argument, NULL, 'I'},
+    {"method", required_argument, NULL, 'M'}, {"svg", required_argument, NULL, 'S'},
+    {"tickets", no_argument, NULL, 'T'},      {"pid", required_argument, NULL, 'i'},
+    {"gone", no_argument, NULL, 'G'},         {0},
 };
 
 static int
@@ -192,6 +191,9 @@ parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool 
         case 'S': *ret_given |= OPT_SVG, ctl->svg = optarg; break;
         case 'U': *ret_given |= OPT_UNDO, ctl->undo = true; break;
         case 'I': *ret_given |= OPT_UID, ctl->uid = optarg; break;
+        case 'T': *ret_given |= OPT_TICKETS, ctl->tickets = true; break;
+        case 'i': *ret_given |= OPT_PID, ctl->pid = optarg; break;
+        case 'G': *ret_given |= OPT_GONE, ctl->gone = true; break;
         case 'M': *ret_given |= OPT_METHOD, ctl->method = optarg; break;
         case 'f': *ret_given |= OPT_IGNORE, ctl->ignore_missing = true; break;
         case 'n':
@@ -221,8 +223,13 @@ check_usage(const struct ctl *ctl, const struct verb *verb, unsigned given, int 
         return bad_usage(verb->name, "--force and --undo exclude each other");
     if (ctl->svg && ctl->json)
         return bad_usage(verb->name, "--svg and --json exclude each other");
-    if (ctl->unnamed && n_args > 0)
-        return bad_usage(verb->name, "--unnamed and the name of an array exclude each other");
+    if ((ctl->unnamed || ctl->tickets) && n_args > 0)
+        return bad_usage(verb->name,
+                         "--unnamed, --tickets and the name of an array exclude each other");
+    if (ctl->tickets && (ctl->unnamed || ctl->pool))
+        return bad_usage(verb->name, "--tickets are of all pools, and alone");
+    if (verb->run == verb_withdraw && !ctl->pid && !ctl->gone)
+        return bad_usage(verb->name, "needs --pid or --gone");
     return CTL_OK;
 }
 

@@ -30,7 +30,8 @@ struct ctl {
     const char *method; /* --method, or NULL */
     const char *svg;    /* --svg, or NULL */
     const char *delay;  /* --delay, or NULL */
-    bool json, bytes, all, long_, unnamed, ignore_missing, lost, force, undo;
+    const char *pid;    /* --pid, or NULL */
+    bool json, bytes, all, long_, unnamed, tickets, gone, ignore_missing, lost, force, undo;
     uint32_t count; /* --count, or 0 */
     bool is_quiet;  /* nothing is complained of */
 
@@ -75,3 +76,6 @@ int verb_users(struct ctl *ctl, int argc, char **argv);
 int verb_timelines(struct ctl *ctl, int argc, char **argv);
 int verb_doctor(struct ctl *ctl, int argc, char **argv);
 int verb_unlink(struct ctl *ctl, int argc, char **argv);
+int verb_withdraw(struct ctl *ctl, int argc, char **argv);
+/* show --tickets */
+int show_tickets(struct ctl *ctl);

@@ -319,7 +319,7 @@ report_holder(const struct caid_holder *holder)
 
     return format_text("%s of %s, %s%s%s%s%s%s", process, user, holder->readonly ? "r" : "rw",
                        holder->client ? ", " : "", holder->client ? holder->client : "",
-                       holder->hung_up ? ", hung up and not exited" : "",
+                       holder->hung_up && !holder->sent ? ", hung up and not exited" : "",
                        holder->sent ? ", sent and not taken" : "", use);
 }
 
@@ -438,8 +438,8 @@ unnamed_row(const struct caid_details *d, void *userdata)
         const struct caid_holder *holder = &d->holders[i];
         record_row(listing->ctl, holder_fields, 0, holder, listing->table);
         table_add(listing->table, "%s",
-                  holder->hung_up    ? "gone"
-                  : holder->sent     ? "sent"
+                  holder->sent       ? "sent"
+                  : holder->hung_up  ? "gone"
                   : holder->readonly ? "r"
                                      : "rw");
         record_row(listing->ctl, unnamed_fields, 0, &d->entry, listing->table);

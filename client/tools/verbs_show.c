@@ -262,6 +262,8 @@ verb_show(struct ctl *ctl, int argc, char **argv)
 {
     if (ctl->unnamed)
         return show_unnamed(ctl);
+    if (ctl->tickets)
+        return show_tickets(ctl);
     if (argc == 0)
         return ctl->pool ? show_pool(ctl) : show_all(ctl);
     if (caid_show(ctl->client, argv[0], ctl->pool, show_details, ctl, &ctl->error) < 0)

@@ -137,6 +137,11 @@ class Client:
         self.call(self.lib.caid_timeline_signal, timeline, ctypes.c_uint64(0),
                   ctypes.c_uint64(value))
 
+    def send(self, many=False):
+        """The last array."""
+        send = self.lib.caid_array_refer if many else self.lib.caid_array_send
+        self.call(send, self.arrays[-1], ctypes.create_string_buffer(16))
+
     def unlink(self, name):
         self.call(self.lib.caid_unlink, self.handle, name.encode(), None)
 

@@ -138,6 +138,29 @@ def test_status_is_the_default(socket):
         assert "no GPU is used" in lines["driver"]
 
 
+def test_tickets(socket, client):
+    client.create("x", (4,))
+    client.send()
+    client.send(many=True)
+    own, of = Client(socket), ["pid", "name", "nbytes", "many", "gone"]
+    own.open("x")
+    own.send()
+    own.close()
+    wait_until(lambda: read_json(socket, "show", "--tickets")["tickets"][2]["gone"])
+    tickets = read_json(socket, "show", "--tickets")["tickets"]
+    assert [[t[key] for key in of] for t in tickets] == [
+        [os.getpid(), "x", 16, many, gone] for many, gone in ((False, False), (True, False), (False, True))]
+    assert [t["ttl_ns"] // (60 * 10**9) for t in tickets] == [0, 0, 9]
+    assert caidctl("show", "--tickets", socket=socket).stdout.count("16 B") == 3
+    assert read_json(socket, "withdraw", "--gone", "--pid=1") == {"withdrawn": 0}
+    assert caidctl("withdraw", "--gone", socket=socket).stdout == "1 withdrawn\n"
+    assert read_json(socket, "withdraw", f"--pid={os.getpid()}") == {"withdrawn": 2}
+    for wrong in [], ["--pid=0"], ["--pid=x"]:
+        assert caidctl("withdraw", *wrong, socket=socket).returncode == 1
+    for wrong in ["x"], ["--unnamed"], ["--pool=a"]:
+        assert caidctl("show", "--tickets", *wrong, socket=socket).returncode == 1
+
+
 def test_nothing_is_lost(socket):
     assert read_json(socket, "list", "--lost") == {"lost": []}
     assert caidctl("show", "--lost", socket=socket).returncode == 1
@@ -812,7 +835,7 @@ SOURCE = (TOOLS / "caidctl.c").read_text("utf-8")
 VERBS = re.findall(r'^    {"(\w+)", verb_', SOURCE, re.M)
 PYTHONS = re.findall(r'strcmp\(argv\[verb\], "(\w+)"\)', (TOOLS / "verbs_weights.c").read_text("utf-8"))
 VERBS = [*VERBS[: VERBS.index("flush")], *PYTHONS, *VERBS[VERBS.index("flush") :]]
-OPTIONS = ["--" + name for name in re.findall(r'^    {"([a-z-]+)", (?:no|required)_argument', SOURCE, re.M)]
+OPTIONS = ["--" + name for name in re.findall(r'{"([a-z-]+)", (?:no|required)_argument', SOURCE)]
 
 
 @pytest.fixture
