@@ -162,7 +162,7 @@ static PyMethodDef allocation_methods[] = {
 
 static PyGetSetDef allocation_getset[] = {
     {"ptr", allocation_get_ptr, NULL,
-     PyDoc_STR("int: its device address. Raises ClosedError after close()."), NULL},
+     PyDoc_STR("int: its device address. UnavailableError after close()."), NULL},
     {"__cuda_array_interface__", allocation_get_interface, NULL,
      PyDoc_STR("dict: the CUDA Array Interface, of one dimension of bytes (\"|u1\").\n\n"
                "The dict keeps nothing alive: who uses it keeps the allocation."),

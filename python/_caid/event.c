@@ -173,11 +173,11 @@ static PyMethodDef event_methods[] = {
 static PyGetSetDef event_getset[] = {
     {"_number", event_get_number, NULL, PyDoc_STR("The CUevent, also in a forked child."),
      NULL},
-    {"handle", event_get_handle, NULL, PyDoc_STR("int: the CUevent. Raises ClosedError."),
-     NULL},
+    {"handle", event_get_handle, NULL,
+     PyDoc_STR("int: the CUevent. UnavailableError of one that is closed."), NULL},
     {"ipc_handle", event_get_ipc_handle, NULL,
-     PyDoc_STR("bytes: 64, which open it in another process of the same uid. Raises "
-               "UnsupportedError for\nan event that was created without ``ipc=True``, or is "
+     PyDoc_STR("bytes: 64, which open it in another process of the same uid. "
+               "UnavailableError of\nan event that was created without ``ipc=True``, or is "
                "itself of another process."),
      NULL},
     PY_HANDLE_CLOSED,

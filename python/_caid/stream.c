@@ -172,8 +172,7 @@ stream_get_ended(PyObject *op, void *Py_UNUSED(closure))
 static PyGetSetDef stream_getset[] = {
     PY_HANDLE_CLOSED,
     {"handle", stream_get_handle, NULL,
-     PyDoc_STR("int: the CUstream; 1 and 2 are the default streams. Raises ClosedError."),
-     NULL},
+     PyDoc_STR("int: the CUstream; 1 and 2 are the default streams."), NULL},
     {"ptr", stream_get_handle, NULL, PyDoc_STR("int: the same as `handle`; CuPy's word."),
      NULL},
     {"_ended", stream_get_ended, NULL,

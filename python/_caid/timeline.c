@@ -122,9 +122,8 @@ static PyGetSetDef timeline_getset[] = {
     PY_HANDLE_CLOSED,
     {"value", timeline_get_value, NULL,
      PyDoc_STR(
-         "int: what has been reached; 0 before the first. Raises AbandonedError when the "
-         "creator\nhas exited, or closed it, and ProtocolError where the memory holds what "
-         "it cannot."),
+         "int: what has been reached; 0 before the first. UnavailableError when the creator\n"
+         "has exited, or closed it, and where the memory holds what it cannot."),
      NULL},
     {0},
 };

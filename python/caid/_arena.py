@@ -9,10 +9,11 @@ from weakref import WeakSet
 
 from . import _array, _cai, _caid, _geometry, _releaser, _metadata, _stream, _typestr
 from ._errors import ClosedError, NotFoundError, invalid, unsupported
-from ._handles import Closing, OfProcess
+from ._handles import Closing, OfProcess, attribute, attributes
 from ._records import AllocationInfo, ArenaInfo, IpcHandle
 
 Allocation = _caid.Allocation
+attributes(Allocation)
 
 _open: WeakSet = WeakSet()  # arenas; those that were closed, too
 _KINDS = ("device", "legacy")
@@ -20,6 +21,7 @@ _CONTEXT = 0  # for libcaid: all work of the device's context
 _NO_STREAM = -1  # for DLPack: nothing is waited for
 
 
+@attributes
 @_caid.derived
 class Arena(OfProcess, Closing, _caid.Arena):
     """An allocator over blocks of memory that are leased from the daemon: what
@@ -148,7 +150,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
         """
         _check_limits(count=count, ratio=ratio)
         if capacity is None:
-            capacity = self._client.devices[self._device].total
+            capacity = self._client._known_devices()[self._device].total
         self._set_limits(count, ratio, capacity)
 
     @contextlib.contextmanager
@@ -364,7 +366,7 @@ def _of_allocation(x, shape, dtype):
     shape = _geometry.dims("shape", shape) + inner
     if any(extent < 0 for extent in shape):
         raise invalid(f"shape {shape}: negative")
-    return _Part(x.ptr, shape, None, element, _CONTEXT, None)
+    return _Part(attribute(x, "ptr"), shape, None, element, _CONTEXT, None)
 
 
 def _of_object(x, stream):
@@ -385,16 +387,14 @@ def _interface(x):
     """The dict of the CUDA Array Interface, or None: there is none, or none for that type and DLPack
     tells why."""
     try:
-        return x.__cuda_array_interface__
-    except AttributeError:
-        if not hasattr(x, "__dlpack__"):
-            raise TypeError(
-                f"{type(x).__name__} has neither __cuda_array_interface__ nor __dlpack__"
-            ) from None
+        found = attribute(x, "__cuda_array_interface__")
     except (KeyError, TypeError):  # PyTorch, of types that the interface has not
         if not hasattr(x, "__dlpack__"):
             raise
-    return None
+        return None
+    if found is None and not hasattr(x, "__dlpack__"):
+        raise TypeError(f"{type(x).__name__} has neither __cuda_array_interface__ nor __dlpack__")
+    return found
 
 
 def _of_array(x, stream):
@@ -402,7 +402,7 @@ def _of_array(x, stream):
     if x.pool is not None:
         raise unsupported(f"{x._label} is the daemon's: publish it by its own publish()")
     view = x.view()
-    part = _of_desc(view.__cuda_array_interface__, view, stream)
+    part = _of_desc(attribute(view, "__cuda_array_interface__"), view, stream)
     return part._replace(element=view._layout.element)
 
 

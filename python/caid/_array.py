@@ -35,7 +35,7 @@ from . import (
 )
 from ._errors import Error, InvalidError, corrupt, unsupported
 from ._errors import closed as closed_error
-from ._handles import Closing, NotCompared, OfProcess
+from ._handles import Closing, NotCompared, OfProcess, attributes
 from ._records import IpcHandle
 
 if TYPE_CHECKING:
@@ -102,12 +102,13 @@ def _check(leases):
 
 
 def _layout_of(lease):
-    """An ended lease has no address any more; its arrays do not give one."""
+    """An ended lease, or one of another process, has no address; its arrays do not give one."""
     element = _typestr.element_of(lease.typestr, lease.itemsize, lease.descr)
-    ptr = 0 if lease.closed else lease.ptr
+    ptr = lease.ptr if lease._live else 0
     return Layout(ptr, lease.shape, lease.strides, element, lease.readonly)
 
 
+@attributes
 class Array(OfProcess, NotCompared, Closing):
     """An n-dimensional array in memory that a device reaches.
 
@@ -119,7 +120,8 @@ class Array(OfProcess, NotCompared, Closing):
     (then with a ResourceWarning, views excepted). The lease ends when the array and all its
     views are closed; a view's ``close()`` gives up that view alone. Closing a client closes its
     arrays. What uses a closed array raises ClosedError; shape, type and names stay known. So they do
-    in a child made by ``os.fork()``, where all that would reach the memory raises ForkedError.
+    in a child made by ``os.fork()``, where all that would reach the memory raises ForkedError. Attributes
+    raise UnavailableError, an AttributeError that comes from it.
 
     Arrays, and views of them, go through :mod:`multiprocessing` without a copy: to one receiver, which
     has them in the same mode, after the work on them that caid knows of here. The memory stays until
@@ -323,6 +325,9 @@ class Array(OfProcess, NotCompared, Closing):
     @property
     def ptr(self) -> int:
         """int: device address of the first element; 0 for an array of no elements."""
+        return self._address()
+
+    def _address(self):
         self._check()
         return 0 if 0 in self.shape else self._layout.ptr
 
@@ -377,7 +382,7 @@ class Array(OfProcess, NotCompared, Closing):
     @property
     def ipc_handle(self) -> IpcHandle:
         """IpcHandle: what opens "legacy" memory in other processes, by any library. Its `offset` is
-        that of this array's first element. Raises UnsupportedError for other memory."""
+        that of this array's first element. UnavailableError: other memory."""
         self._check()
         memory = self._memory
         handle = IpcHandle._make(memory.ipc_handle())
@@ -919,5 +924,9 @@ class Array(OfProcess, NotCompared, Closing):
         return _dlpack.export(self, stream, max_version, dl_device, copy)
 
     def __array__(self, *_args, **_kwargs):
-        # Without this, NumPy would take the array for a sequence and make one of views.
+        # Without this, NumPy would take the array for a sequence and make one of views; it comes here where
+        # __array_interface__ has none, whatever for.
+        self._check()
+        with contextlib.suppress(AttributeError):
+            _interface.numpy(self)
         raise TypeError("a caid.Array is in device memory: use copy_to_host()")

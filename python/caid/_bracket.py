@@ -7,7 +7,7 @@ import contextlib
 import warnings
 from typing import TYPE_CHECKING, Any, Generic
 
-from . import _array, _caid, _pending, _streams
+from . import _array, _caid, _pending, _stream, _streams
 from ._errors import Error, invalid, unsupported
 from ._handles import OfProcess
 from ._streams import Stream
@@ -127,7 +127,7 @@ class Bracket(OfProcess, Generic[_Views]):
         self._bracket = self._client._begin(
             _leases(self._reads),
             _leases(self._writes),
-            0 if self._stream is None else self._stream.handle,
+            0 if self._stream is None else _stream.handle(self._stream),
             self._stream,
             self._timeout,
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from . import _array, _caid, _geometry, _interface, _pending, _stream, _typestr
 from ._errors import closed, invalid, unsupported
+from ._handles import attribute
 
 if TYPE_CHECKING:
     from ._array import Array
@@ -151,10 +152,9 @@ def _of(obj, client, sync, wait):
         return obj.view()
     if isinstance(obj, dict):
         return _take(obj, None, client, sync, wait)
-    try:
-        desc = obj.__cuda_array_interface__
-    except AttributeError:
-        raise TypeError(f"{type(obj).__name__} has no __cuda_array_interface__") from None
+    desc = attribute(obj, "__cuda_array_interface__")
+    if desc is None:
+        raise TypeError(f"{type(obj).__name__} has no __cuda_array_interface__")
     return _take(desc, obj, client, sync, wait)
 
 

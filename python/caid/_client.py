@@ -36,7 +36,7 @@ from ._array import Array
 from ._bracket import Bracket
 from ._errors import LostWarning, NotFoundError, invalid
 from ._events import Event
-from ._handles import Closing
+from ._handles import Closing, attributes
 from ._records import ArenaMemory, Memory, TimelineEntry
 from ._set import Reservation, Set
 from ._streams import Stream
@@ -75,6 +75,7 @@ def _tell_return(reference, n_lost):
             client.on_reconnect(client)
 
 
+@attributes
 class Client(_queries.Queries, Closing):
     """A connection to the daemon.
 

@@ -41,7 +41,7 @@ class Side(NamedTuple):
 
 def device(array):
     """The side of an Array."""
-    ptr, layout = array.ptr, array._layout
+    ptr, layout = array._address(), array._layout
     return Side(
         ptr, not layout.readonly, layout.shape, layout.strides, layout.element, array
     )

@@ -12,6 +12,10 @@ def warn(old: str, new: str) -> None:
     warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)
 
 
+class _Renamed(property):
+    """It raises what the other one does."""
+
+
 def renamed(old: str, new: str) -> property:
     """What a class calls `new`, a method or a property, under its `old` name."""
 
@@ -20,4 +24,4 @@ def renamed(old: str, new: str) -> property:
         warn(f"{name}.{old}", f"{name}.{new}")
         return getattr(self, new)
 
-    return property(get, doc=f"The old name of `{new}`.")
+    return _Renamed(get, doc=f"The old name of `{new}`.")

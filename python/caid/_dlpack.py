@@ -171,6 +171,8 @@ def _copied_to_host(array, stream, device, version, dtype, flags):
 def _steps(array):
     """In elements; one that is never taken is anything."""
     itemsize = array.itemsize
+    if 0 in array.shape:
+        return _geometry.c_strides(array.shape, 1)
     if any(step % itemsize for extent, step in zip(array.shape, array.strides) if extent > 1):
         raise BufferError(
             f"strides {array.strides} are no multiples of the itemsize, {itemsize}: DLPack "

@@ -214,6 +214,12 @@ class InterruptError(Error, InterruptedError, code=ErrorCode.INTERRUPTED):
     """A signal ended a wait. Seen in C alone: in Python it is what the handler raised."""
 
 
+class UnavailableError(AttributeError):
+    """What an attribute would tell is not there now: its array, stream, … is closed, was inherited by ``fork()`` or
+    could not be opened. ``__cause__`` is the error, which methods raise: no class can be an OSError and an
+    AttributeError, as hasattr(), inspect.getmembers() and completion expect one."""
+
+
 # The device, a pool or a user has not got that much memory.
 NO_ROOM = (OutOfMemoryError, QuotaError, LimitError)
 
@@ -253,6 +259,7 @@ __all__ = [
     "SystemCallError",
     "TimedOutError",
     "TooLargeError",
+    "UnavailableError",
     "UnknownMethodError",
     "UnsupportedError",
     "VersionError",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _caid, _cai, _pending, _stream
-from ._handles import OfProcess
+from ._handles import OfProcess, attributes
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _IPC, _BLOCKING_SYNC, _TIMING = 1, 2, 8  # enum cuda_event_flags
 
 
+@attributes
 @_caid.derived
 class Event(OfProcess, _caid.Event):
     """A CUDA event: what :meth:`caid.Client.event` creates, or one of another

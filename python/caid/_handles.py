@@ -4,10 +4,51 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import types
 import warnings
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from ._errors import UnavailableError
 
 _Self = TypeVar("_Self")
+_Class = TypeVar("_Class", bound=type)
+
+
+def attributes(cls: _Class) -> _Class:
+    """A decorator of classes: their properties, those of a base in C among them, raise AttributeErrors alone."""
+    for name in dir(cls):
+        if name.startswith("_") and not name.endswith("_interface__"):
+            continue
+        member = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+        if type(member) is property and member.fget is not None:
+            get = functools.wraps(member.fget)(_attribute_of(member.fget))
+            setattr(cls, name, property(get, member.fset, doc=member.__doc__))
+        elif isinstance(member, types.GetSetDescriptorType):
+            setattr(cls, name, property(_attribute_of(member.__get__), doc=member.__doc__))
+    return cls
+
+
+def _attribute_of(get):
+    def attribute(self) -> Any:
+        try:
+            return get(self)
+        except (AttributeError, Warning):
+            raise
+        except Exception as e:
+            raise UnavailableError(str(e)) from e
+
+    return attribute
+
+
+def attribute(thing: Any, name: str) -> Any:
+    """What an attribute tells, for a method: the error itself where it is unavailable, None where there is none."""
+    try:
+        return getattr(thing, name)
+    except UnavailableError as e:
+        raise (e.__cause__ or e) from None
+    except AttributeError:
+        return None
 
 
 class OfProcess:

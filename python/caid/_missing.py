@@ -35,7 +35,7 @@ class Missing:
 def array(reference, error, sent):
     """The Array that a reference tells of, without its memory."""
     readonly = reference.mode == "r"
-    layout = _array.Layout(0, reference.shape, reference.strides, reference._element, readonly)
+    layout = _array.Layout(0, reference.shape, reference.strides, reference._element(), readonly)
     memory = Missing(reference.pool, reference.name, reference.generation, error, sent)
     return _array.make(memory, layout, root=False)
 

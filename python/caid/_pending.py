@@ -214,7 +214,7 @@ def stream_for(memory):
         return None
     order(memory, own)
     memory.pending.told = own
-    return own.handle
+    return _stream.handle(own)
 
 
 def to_follow(memory):

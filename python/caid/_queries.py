@@ -39,15 +39,18 @@ class Queries(_caid.Client):
     def devices(self) -> List[Device]:
         """list of Device: the daemon's devices; ``device=`` elsewhere is a place in it, or a
         UUID."""
+        return self._known_devices().copy()
+
+    def _known_devices(self):
         if self._device_list is None:
             self._device_list = [_device(device) for device in self._devices()]
-        return self._device_list.copy()
+        return self._device_list
 
     def _index_of(self, device):
         """The index of a device that was given by index or UUID."""
         if not isinstance(device, str):
             return device
-        for index, known in enumerate(self.devices):
+        for index, known in enumerate(self._known_devices()):
             if known.uuid == device:
                 return index
         raise device_error(f"no device {device!r} at the daemon")
@@ -56,9 +59,9 @@ class Queries(_caid.Client):
         """The UUID of a device that was given by index or UUID, for this process to find."""
         if device is None or isinstance(device, str):
             return device
-        if 0 <= device < len(self.devices):
-            return self.devices[device].uuid
-        raise device_error(f"no device {device}: the daemon has {len(self.devices)}")
+        if 0 <= device < len(self._known_devices()):
+            return self._known_devices()[device].uuid
+        raise device_error(f"no device {device}: the daemon has {len(self._known_devices())}")
 
     # --- what the daemon knows --------------------------------------------------------------
 
@@ -178,7 +181,7 @@ class Queries(_caid.Client):
         """
         index = -1 if device is None else self._index_of(device)
         if device is not None and index < 0:
-            raise device_error(f"no device {device}: the daemon has {len(self.devices)}")
+            raise device_error(f"no device {device}: the daemon has {len(self._known_devices())}")
         return Flushed._make(self._flush(index))
 
     @contextlib.contextmanager

@@ -25,7 +25,7 @@ from ._errors import (
     not_found,
 )
 from ._errors import closed as closed_error
-from ._handles import Closing
+from ._handles import Closing, attribute, attributes
 
 if TYPE_CHECKING:
     import numpy
@@ -40,6 +40,7 @@ _NAMELESS = (
 )
 
 
+@attributes
 class Reference(Closing):
     """Where an array is: what is sent in its place to who is on the same machine, and need not be.
 
@@ -118,19 +119,18 @@ class Reference(Closing):
     @property
     def typestr(self) -> str:
         """str: type of the elements, as :attr:`caid.Array.typestr`."""
-        return self._element.typestr
+        return self._element().typestr
 
     @property
     def dtype(self) -> numpy.dtype[Any]:
         """numpy.dtype: type of the elements, as :attr:`caid.Array.dtype`. Needs NumPy."""
-        return _typestr.to_numpy(self._element)
+        return _typestr.to_numpy(self._element())
 
     @property
     def nbytes(self) -> int:
         """int: bytes of the elements."""
-        return _geometry.size(self.shape) * self._element.itemsize
+        return _geometry.size(self.shape) * self._element().itemsize
 
-    @property
     def _element(self):
         return _typestr.element_of(*self._told)
 
@@ -219,13 +219,13 @@ class Reference(Closing):
 
     def _whole(self, array):
         told = array._layout
-        same = (self.shape, self._element) == (told.shape, told.element)
+        same = (self.shape, self._element()) == (told.shape, told.element)
         if not same or not _geometry.is_contiguous(self.shape, self.strides, told.strides):
             raise corrupt(f"{self!r} is not to what is there: {array!r}")
         return array
 
     def _part_of(self, whole):
-        memory, element, start = whole._memory, self._element, self._start
+        memory, element, start = whole._memory, self._element(), self._start
         _, room = _geometry.extent(whole.shape, whole.strides, whole.itemsize)
         low, high = _geometry.extent(self.shape, self.strides, element.itemsize)
         if low != high and not 0 <= start + low <= start + high <= room:
@@ -408,7 +408,7 @@ def _with_ticket(x, once):
         client, follows = x._memory.client, _follows(x)
         send = functools.partial(x._memory.send, not once)
     else:
-        arena = _arena.holding(x.ptr)
+        arena = _arena.holding(attribute(x, "ptr"))
         if arena is None:
             raise TypeError(f"a caid.{type(x).__name__} cannot be sent: {_ELSEWHERE}")
         client, send, follows = arena._client, functools.partial(arena._send, x, None, not once), False

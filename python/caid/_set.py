@@ -10,7 +10,7 @@ from typing import Any
 from . import _array, _copy, _metadata, _stream
 from ._array import Array
 from ._errors import ClosedError, InvalidNameError, NotFoundError, invalid
-from ._handles import Closing, NotCompared, OfProcess
+from ._handles import Closing, NotCompared, OfProcess, attributes
 from ._records import Entry
 
 
@@ -49,6 +49,7 @@ def of_array(array) -> Set:
     return self
 
 
+@attributes
 class Set(OfProcess, NotCompared, Closing, Mapping[str, Array]):
     """One version of names that change together: what :meth:`caid.Client.open_set` gives.
 

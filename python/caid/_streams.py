@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from . import _caid, _cai, _pending, _stream
 from ._errors import ClosedError, Error, ErrorCode, make_error
-from ._handles import Closing, OfProcess
+from ._handles import Closing, OfProcess, attributes
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,6 +22,7 @@ _NON_BLOCKING = 1  # enum caid_stream_flags
 _NAMES = {1: "legacy", 2: "per-thread"}  # the default streams
 
 
+@attributes
 @_caid.derived
 class Stream(OfProcess, Closing, _caid.Stream):
     """A CUDA stream: what :meth:`caid.Client.stream` creates, or one of any library.
@@ -91,7 +92,7 @@ class Stream(OfProcess, Closing, _caid.Stream):
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """(version, handle): the CUDA Stream Protocol, see the documentation of cuda.core."""
-        return (0, self.handle)
+        return (0, super().handle)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):

@@ -7,9 +7,10 @@ from typing import Any
 
 from . import _caid, _stream
 from ._errors import invalid
-from ._handles import Named
+from ._handles import Named, attributes
 
 
+@attributes
 @_caid.derived
 class Timeline(Named, _caid.Timeline):
     """A number that only grows, 1 to 2**62 - 1, in memory that processes share: what

@@ -125,7 +125,7 @@ def _like(told, client, pool, device):
     """An array as a reference tells, dense."""
     order = _order(told.strides)
     shape = [told.shape[axis] for axis in order]
-    with client.empty(shape, told._element, pool=pool, device=device) as root:
+    with client.empty(shape, told._element(), pool=pool, device=device) as root:
         return root.transpose([order.index(axis) for axis in range(len(order))]) if order else root.view()
 
 

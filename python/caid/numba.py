@@ -36,6 +36,7 @@ from ._errors import (
     invalid,
     unsupported,
 )
+from ._handles import attribute
 
 if TYPE_CHECKING:
     from ._arena import Arena
@@ -147,7 +148,7 @@ class _Source:
 
     def free_bytes(self):
         """What an allocation could have of the arena, and of the empty blocks that caid keeps."""
-        info = self.arena.info
+        info = attribute(self.arena, "info")
         free = max(info.bytes - info.allocated - info.draining_bytes, 0)
         with contextlib.suppress(DisconnectedError):
             free += self.client.memory_info(self.device).reserve

@@ -207,7 +207,7 @@ def _value(reference):
 def _made(reference, value):
     """An array of this machine's, dense, with these bytes."""
     with contextlib.ExitStack() as stack:
-        array = stack.enter_context(_default.default_client().empty(reference.shape, reference._element))
+        array = stack.enter_context(_default.default_client().empty(reference.shape, reference._element()))
         array.copy_from_host(memoryview(value))
         stack.pop_all()
         return array

@@ -229,6 +229,15 @@ def import_foreign(name):
         sys.path.pop()
 
 
+@contextlib.contextmanager
+def refuses(*errors, match=None):
+    """pytest.raises(), of an attribute, too."""
+    with pytest.raises((*errors, caid.UnavailableError), match=match) as raised:
+        yield
+    e = raised.value
+    assert isinstance(e.__cause__ if isinstance(e, caid.UnavailableError) else e, errors)
+
+
 def in_thread(work):
     """(thread, list that gets its result or its exception)"""
     ended = []
@@ -307,7 +316,7 @@ def forked(*refused, work=lambda: None):
         status = 1
         try:
             for use in refused:
-                with pytest.raises(caid.ForkedError):
+                with refuses(caid.ForkedError):
                     use()
             work()
             status = 0

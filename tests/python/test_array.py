@@ -317,7 +317,7 @@ def test_version_2_has_no_stream(weights, monkeypatch):
     i = weights[0].__cuda_array_interface__
     assert i["version"] == 2 and "stream" not in i
     monkeypatch.setenv("CAID_CAI_EXPORT_VERSION", "1")
-    with pytest.raises(ValueError, match="CAID_CAI_EXPORT_VERSION=1"):
+    with pytest.raises(caid.UnavailableError, match="CAID_CAI_EXPORT_VERSION=1"):
         weights[0].__cuda_array_interface__
 
 
@@ -337,7 +337,7 @@ with caid.connect(sys.argv[1]) as c, c.create("a", (2, 3), "<i4") as a:
     for needs in (a.copy_to_host, lambda: a.dtype):
         try:
             needs()
-        except ImportError:
+        except (ImportError, caid.UnavailableError):
             pass
         else:
             sys.exit("no ImportError")

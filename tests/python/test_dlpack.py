@@ -149,6 +149,19 @@ def leases(client):
 # --- arrays for others: what the structs say ------------------------------------------------
 
 
+def test_without_elements_strides_are_anything(client):
+    with client.empty((4, 3), [("a", "<u2"), ("b", "<f4")], memory="pinned") as records:
+        with records["b"] as all_of, records["b"][:0] as none_of:
+            assert none_of.strides == (18, 6) and np.from_dlpack(none_of).shape == (0, 3)
+            with pytest.raises(BufferError, match="no multiples"):
+                all_of.__dlpack__()
+    for strides in (18, 6), (-3, 0), (1, -7):
+        desc = {"shape": (0, 3), "typestr": "<f4", "strides": strides, "data": (0, False), "version": 3}
+        with caid.from_cuda_array_interface(desc) as a, caid.from_dlpack(a) as b:
+            assert a.__cuda_array_interface__ == {**desc, "strides": None, "stream": None}
+            assert a.__dlpack__(max_version=(1, 0)) and b.shape == (0, 3)
+
+
 @pytest.mark.parametrize("version, name", [(None, LEGACY), ((0, 8), LEGACY), ((1, 0), VERSIONED)])
 def test_the_structs(counted, version, name):
     a, _ = counted

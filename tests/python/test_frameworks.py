@@ -12,7 +12,7 @@ import weakref
 
 import frameworks
 import pytest
-from conftest import NON_BLOCKING, PATIENCE_S, Stream, in_thread, wait_until
+from conftest import NON_BLOCKING, PATIENCE_S, Stream, in_thread, refuses, wait_until
 
 import caid
 from caid import _caid
@@ -312,7 +312,7 @@ def test_torch_is_set_up_anew_when_its_client_is_closed(torch, client, daemon):
         assert caid.torch.arena().info.allocations == 1
         del old
         caid.torch.arena().trim()
-    with pytest.raises(caid.ClosedError):
+    with refuses(caid.ClosedError):
         caid.torch.arena().info  # noqa: B018
     pool = caid.torch.MemPool(client, memory="legacy")
     gc.collect()

@@ -13,6 +13,7 @@ import numpy
 
 from .. import _array, _cai, _helpers, _pending, _stream
 from .._errors import invalid
+from .._handles import attribute
 from .._imports import when_imported
 from . import _layout
 from ._types import Storage
@@ -24,11 +25,11 @@ def interface_of(obj: Any) -> dict[str | None, dict[str, Any]]:
     """What an object says of its buffers: by ``__gt_data_interface__``, else by the array interfaces.
     Raises TypeError where it says nothing, InvalidError where that says nothing of a buffer."""
     if isinstance(obj, _array.Array) and obj.memory in ("device", "legacy"):
-        return {"gpu": obj.__cuda_array_interface__}  # the software driver's are seen by the host, too
-    told = getattr(obj, "__gt_data_interface__", None)
+        return {"gpu": attribute(obj, "__cuda_array_interface__")}  # the software driver's are seen by the host, too
+    told = attribute(obj, "__gt_data_interface__")
     if told is None:
         names = (None, "__array_interface__"), ("gpu", "__cuda_array_interface__")
-        told = {key: getattr(obj, name) for key, name in names if hasattr(obj, name)}
+        told = {key: each for key, name in names if (each := attribute(obj, name)) is not None}
     if not told:
         raise TypeError(f"{type(obj).__name__} has no data interface, and no array interface")
     for side, each in told.items():

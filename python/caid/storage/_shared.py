@@ -136,7 +136,7 @@ def _alike(side, copy, sync):
     if isinstance(side, numpy.ndarray):
         at = address_of(side) - address_of(sync._host)
         return numpy.ndarray(side.shape, side.dtype, copy, at, side.strides)
-    ptr = copy.ptr + side.ptr - sync._device.ptr
+    ptr = copy._address() + side._address() - sync._device._address()
     layout = side._layout._replace(ptr=ptr, readonly=True)
     return _array.make(copy._memory.share(), layout, root=False)
 

@@ -77,7 +77,7 @@ class SyncState:
 
     def _are_of_same_points(self, host, device):
         """Whether views of both buffers are of the same points; known where those lie alike."""
-        at = address_of(host) - address_of(self._host), device.ptr - self._device.ptr
+        at = address_of(host) - address_of(self._host), address_of(device) - address_of(self._device)
         return self._shared is None or (at[0] == at[1] and host.strides == device.strides)
 
     def _modify(self, state, part):
@@ -179,7 +179,7 @@ class SyncState:
 
 def address_of(side: Any) -> int:
     """Of the first point of a NumPy array or an Array."""
-    return side.ptr if isinstance(side, _array.Array) else side.__array_interface__["data"][0]
+    return side._address() if isinstance(side, _array.Array) else side.__array_interface__["data"][0]
 
 
 def _span(side):

@@ -10,7 +10,7 @@ import numpy
 
 from .. import _cai, _geometry, _pending
 from .._errors import unsupported
-from .._handles import NotCompared
+from .._handles import NotCompared, attributes
 from . import _layout
 from ._memory import allocate
 from ._shared import StorageBracket
@@ -31,6 +31,7 @@ class NoSuchBufferError(AttributeError, TypeError):
     """The storage has no buffer on that side."""
 
 
+@attributes
 class Storage(NotCompared):
     """An n-dimensional field, on the host, on a device or on both, with a halo: what :func:`empty`,
     :func:`storage` and the others give. It is no ndarray, and computes nothing itself: hand its buffers
