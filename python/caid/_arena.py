@@ -8,7 +8,7 @@ from typing import Any, Iterator, NamedTuple, Tuple, Union
 from weakref import WeakSet
 
 from . import _array, _cai, _caid, _geometry, _releaser, _metadata, _stream, _typestr
-from ._errors import ClosedError, NotFoundError, invalid, unsupported
+from ._errors import ClosedError, Error, NotFoundError, invalid, unsupported
 from ._handles import Closing, OfProcess, attribute, attributes
 from ._records import AllocationInfo, ArenaInfo, IpcHandle
 
@@ -257,7 +257,13 @@ class Arena(OfProcess, Closing, _caid.Arena):
 
     def _own(self, x, stream=None):
         """A lease on what lies in the arena as an array of its own, without a name."""
-        return self._client._take(self._send(x, stream), "rw", None, False)
+        ticket = self._send(x, stream)
+        try:
+            return self._client._take(ticket, "rw", None, False)
+        except BaseException:  # Ctrl-C, perhaps: it would keep the memory
+            with contextlib.suppress(Error):
+                self._client._take(ticket, "r", None, False).close()
+            raise
 
     def _publish(self, name, part, metadata, many=False):
         element = part.element

@@ -125,7 +125,8 @@ class Array(OfProcess, NotCompared, Closing):
 
     Arrays, and views of them, go through :mod:`multiprocessing` without a copy: to one receiver, which
     has them in the same mode, after the work on them that caid knows of here. The memory stays until
-    then, or until this client is closed, whether the array is closed meanwhile or not; but a Queue
+    then, or until 10 minutes (``ticket_ttl`` of caid.conf(5)) after this client is closed or its process
+    has ended, or :meth:`Client.withdraw` gives it up, whether the array is closed meanwhile or not; but a Queue
     pickles in a thread, after ``put()`` has returned, and has to find it open (``put(a.view())`` does
     that): else it arrives as one that says so. A process that ends waits, a minute at most, until the work
     that goes with what it has sent is done. Where others are in brackets on an array, work on it is waited

@@ -280,7 +280,8 @@ class Daemon(bench_machines.Machine):
             self.clients[worker].close()
         for of in [of for of in self.references if of[0] == worker]:
             self.references.pop(of).close()
-        wait_until(lambda: self.clients[None].status().arrays == len(self.holders))
+        last = self.clients[None]
+        wait_until(lambda: (last.withdraw(gone=True), last.status().arrays)[1] == len(self.holders))
         if not self.holders:
             for client in self.clients.values():
                 client.close()
