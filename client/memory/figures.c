@@ -130,10 +130,10 @@ tickets_give(struct pager *pager, uint32_t i)
     struct msg_tickets_params *at = &tickets->params;
 
     if (m->uid > UINT32_MAX || m->uid < at->uid ||
-        (m->uid == at->uid && m->ticket <= at->ticket) || !text_is_plain(m->pool) ||
+        (m->uid == at->uid && m->number <= at->number) || !text_is_plain(m->pool) ||
         !text_is_plain(m->name))
         return pager_fail(pager, -EPROTO);
-    *at = (struct msg_tickets_params){.uid = m->uid, .ticket = m->ticket};
+    *at = (struct msg_tickets_params){.uid = m->uid, .number = m->number};
     const struct caid_ticket ticket = {
         .uid = (uint32_t)m->uid,
         .pid = m->pid,
@@ -181,12 +181,12 @@ caid_withdraw(struct caid_client *client, const struct caid_withdraw_options *op
         params = (struct msg_withdraw_params){.pid = opts.pid,
                                               .gone = opts.gone,
                                               .uid = result.uid,
-                                              .ticket = result.ticket};
+                                              .number = result.number};
         r = reply_get(&reply, client, MSG_WITHDRAW, &params, &result, error);
         if (r < 0)
             return r;
         if (result.more && (result.uid < params.uid ||
-                            (result.uid == params.uid && result.ticket <= params.ticket)))
+                            (result.uid == params.uid && result.number <= params.number)))
             return client_violated(client, "withdraw", error);
         n += result.n;
     } while (result.more);

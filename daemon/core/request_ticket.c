@@ -129,7 +129,7 @@ ticket_record(const struct core *core, const struct ticket *ticket)
     const struct array *array = ticket->lease.array;
 
     return (struct msg_ticket){
-        .ticket = ticket->id,
+        .number = ticket->id,
         .uid = uid_of(ticket),
         .pid = (uint64_t)ticket->pid,
         .pool = MSG_STR(array->pool->name),
@@ -150,7 +150,7 @@ HANDLER(on_tickets)
     const struct msg_tickets_params *p = params;
     _cleanup_free_ struct msg_ticket *records = calloc(PAGE_MAX, sizeof(*records));
     struct pager pager = PAGER(core, records, PAGE_MAX);
-    const struct ticket *ticket = next_ticket(core, conn, p->uid, p->ticket);
+    const struct ticket *ticket = next_ticket(core, conn, p->uid, p->number);
 
     if (!records)
         return -ENOMEM;
@@ -175,17 +175,17 @@ is_withdrawn(const struct ticket *ticket, const struct conn *conn,
 HANDLER(on_withdraw)
 {
     const struct msg_withdraw_params *p = params;
-    struct msg_withdraw_result result = {.uid = p->uid, .ticket = p->ticket};
-    struct ticket *ticket = next_ticket(core, conn, p->uid, p->ticket);
+    struct msg_withdraw_result result = {.uid = p->uid, .number = p->number};
+    struct ticket *ticket = next_ticket(core, conn, p->uid, p->number);
 
     for (int i = 0; ticket && i < LOOKED_AT_MAX; i++) {
         result.uid = uid_of(ticket);
-        result.ticket = ticket->id;
+        result.number = ticket->id;
         if (is_withdrawn(ticket, conn, p)) {
             ticket_free(core, ticket);
             result.n++;
         }
-        ticket = next_ticket(core, conn, result.uid, result.ticket);
+        ticket = next_ticket(core, conn, result.uid, result.number);
     }
     result.more = ticket;
     send_result(core, conn, id, MSG_WITHDRAW, &result, NULL, 0);

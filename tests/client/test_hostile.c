@@ -535,7 +535,7 @@ ask_ranges(struct caid_client *client)
 static const struct msg_memory other_device = {.uuid = {"GPU-other", 9}, .name = {"other", 5}};
 static const struct msg_user again[] = {{.uid = 5}, {.uid = 5}}, root = {.uid = 0},
                              large = {.uid = UINT64_C(1) << 32};
-static const struct msg_ticket same[] = {{.ticket = 1}, {.ticket = 1}},
+static const struct msg_ticket same[] = {{.number = 1}, {.number = 1}},
                                of_large = {.uid = UINT64_C(1) << 32};
 static const struct msg_entry no_entry[1];
 static const struct msg_holder holder = {.pid = 1};

@@ -320,5 +320,5 @@ def test_the_kinds_are_told_apart(daemon):
         with c.empty(4) as device, c.empty(4, memory="pinned") as pinned:
             assert device.host_ptr is None and not hasattr(device, "__array_interface__")
             assert pinned.host_ptr and not hasattr(pinned, "__cuda_array_interface__")
-            with pytest.raises(caid.UnsupportedError):
+            with pytest.raises(caid.UnavailableError, match="legacy"):
                 device.ipc_handle
