@@ -38,6 +38,8 @@ reserve = 256M
 max_pending_count = 10
 max_pending_ratio = 0.2
 max_pending_age = 2s
+ticket_ttl = 600s
+ticket_age = none
 [handoff]
 mode = auto
 spin_us = 1000
@@ -111,6 +113,8 @@ def test_values(check):
     max_pending_count = 0
     max_pending_ratio = 1
     max_pending_age = 60m
+    ticket_ttl = 1s
+    ticket_age = 30m
     [handoff]
     mode = events
     spin_us = 0
@@ -141,7 +145,7 @@ def test_values(check):
         "bytes = 3G",
         "pinned_bytes = 2G",
         "block_size = 2M\nshared_max = 0\nblocks = 7\nreserve = 0\n",
-        "max_pending_count = 0\nmax_pending_ratio = 1\nmax_pending_age = 3600s\n",
+        "max_pending_count = 0\nmax_pending_ratio = 1\nmax_pending_age = 3600s\nticket_ttl = 1s\nticket_age = 1800s\n",
         "[handoff]\nmode = events\nspin_us = 0\n[user-pools]\n",
         "mode = 0644",
         "quota = 512K",
@@ -190,6 +194,8 @@ def test_values(check):
         ("memory", "max_pending_ratio ="),
         ("memory", "max_pending_age = 0s"),
         ("memory", "max_pending_age = never"),
+        ("memory", "ticket_ttl = none"),
+        ("memory", "ticket_age = never"),
         ("memory", "blocks = 0"),
         ("limits", "brackets = 0"),
         ("limits", "pages = 0"),
