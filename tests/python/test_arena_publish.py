@@ -176,7 +176,7 @@ class Bfloat16:
 
     def __dlpack__(self, stream=None, max_version=None):
         return _caid.dlpack_export(
-            self.memory, self.memory.ptr, (2, 0), (4, 16), (10,), (1,), False, False
+            self.memory, self.memory.ptr, (2, 0), (4, 16, 1), (10,), (1,), False, False
         )
 
 
