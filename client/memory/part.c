@@ -524,6 +524,7 @@ fill_params(struct msg_publish_part_params *ret, const struct caid_array *array,
         .descr = msg_str_opt(o->descr),
         .metadata = msg_str_opt(o->metadata),
         .many = o->many,
+        .own = o->own,
     };
 }
 

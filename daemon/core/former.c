@@ -194,7 +194,7 @@ claim_repeat(struct core *core, struct conn *conn, uint64_t request, struct refu
 
     if (!array || !may_have(conn, array, true) || ticket_find(core, done->ticket))
         return 0;
-    return ticket_new(core, conn, array, done->readonly, done->ticket, false, r);
+    return ticket_new(core, conn, array, done->readonly, done->ticket, TICKET_OWN, r);
 }
 
 /* Its caller was told of a failure: the name goes, unless it is another array's. */

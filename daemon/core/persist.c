@@ -248,7 +248,7 @@ persist_ticket(struct core *core, const struct ticket *ticket)
         .ends_ns = ticket->ends_ns,
         .uid = ticket->lease.charge.user->uid,
         .pid = (uint32_t)ticket->pid,
-        .many = ticket->many,
+        .kind = ticket->kind,
     };
     RECORD(core, RECORD_TICKET, r);
 }

@@ -143,7 +143,7 @@ struct record_ticket { /* by which that array was sent */
     uint64_t readonly;
     uint64_t made_ns, ends_ns; /* 0: not by itself */
     uint32_t uid, pid;
-    uint64_t many;
+    uint64_t kind; /* enum ticket_kind */
 };
 
 struct record_floor {

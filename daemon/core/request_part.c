@@ -76,9 +76,9 @@ part_name(struct core *core, struct conn *conn, struct array *array, struct msg_
 
 static int
 part_send(struct core *core, struct conn *conn, struct array *array, const uint64_t *ticket,
-          bool many, struct refusal *r)
+          enum ticket_kind kind, struct refusal *r)
 {
-    int rc = ticket_new(core, conn, array, false, ticket, many, r);
+    int rc = ticket_new(core, conn, array, false, ticket, kind, r);
 
     if (rc == 0)
         array_promise(core, array);
@@ -98,7 +98,11 @@ HANDLER(on_publish_part)
         rc = part_new(core, conn, whole, p->offset, &req, &array, r);
     if (rc)
         return rc;
-    rc = p->ticket.n ? part_send(core, conn, array, p->ticket.v, p->many, r)
+    rc = p->ticket.n ? part_send(core, conn, array, p->ticket.v,
+                                 p->own    ? TICKET_OWN
+                                 : p->many ? TICKET_MANY
+                                           : TICKET_ONE,
+                                 r)
                      : part_name(core, conn, array, p->name, r);
     if (rc) {
         array_abandon(core, array);

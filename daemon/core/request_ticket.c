@@ -17,7 +17,8 @@ HANDLER(on_send)
 
     if (ticket_check(p->ticket, r) || lease_get(conn, p->lease, &lease, r))
         return REFUSED;
-    rc = ticket_new(core, conn, lease->array, lease->readonly, p->ticket.v, p->many, r);
+    rc = ticket_new(core, conn, lease->array, lease->readonly, p->ticket.v,
+                    p->many ? TICKET_MANY : TICKET_ONE, r);
     if (rc)
         return rc;
     done_note(core, conn, id, MSG_SEND, 0, 0);
@@ -137,7 +138,7 @@ ticket_record(const struct core *core, const struct ticket *ticket)
         .array = array->id,
         .nbytes = array->nbytes,
         .readonly = ticket->lease.readonly,
-        .many = ticket->many,
+        .many = ticket->kind == TICKET_MANY,
         .gone = !ticket->conn,
         .age_ns = core->boot_ns - ticket->made_ns,
         .ttl_ns = ticket->ends_ns > core->boot_ns ? ticket->ends_ns - core->boot_ns
@@ -169,7 +170,7 @@ is_withdrawn(const struct ticket *ticket, const struct conn *conn,
 {
     if (p->pid || p->gone)
         return (!p->pid || (uint64_t)ticket->pid == p->pid) && (!p->gone || !ticket->conn);
-    return ticket->conn == conn && !ticket->many;
+    return ticket->conn == conn && ticket->kind == TICKET_ONE;
 }
 
 HANDLER(on_withdraw)

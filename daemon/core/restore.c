@@ -749,7 +749,7 @@ restore_ticket(const struct restoring *to, const struct record_ticket *t, struct
         like.made_ns = t->made_ns;
         like.ends_ns = t->ends_ns;
         like.pid = (pid_t)t->pid;
-        like.many = t->many;
+        like.kind = (enum ticket_kind)t->kind;
     }
     return ticket_restore(to->core, user, array, t->readonly, &like);
 }

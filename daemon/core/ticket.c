@@ -113,16 +113,16 @@ make(struct core *core, struct user *user, struct array *array, bool readonly,
 
 int
 ticket_new(struct core *core, struct conn *conn, struct array *array, bool readonly,
-           const uint64_t *secret, bool many, struct refusal *r)
+           const uint64_t *secret, enum ticket_kind kind, struct refusal *r)
 {
     uint64_t age_ns = core->config.ticket_age_ns;
     const struct ticket like = {
         .secret = {secret[0], secret[1]},
         .made_ns = core->boot_ns,
-        .ends_ns = many || age_ns == UINT64_MAX ? 0 : expiry_time(core, age_ns),
+        .ends_ns = kind != TICKET_ONE || age_ns == UINT64_MAX ? 0 : expiry_time(core, age_ns),
         .conn = conn,
         .pid = conn->pid,
-        .many = many,
+        .kind = kind,
     };
     struct ticket *ticket;
 
@@ -141,7 +141,7 @@ ticket_restore(struct core *core, struct user *user, struct array *array, bool r
 {
     struct ticket *ticket;
 
-    if (ticket_find(core, like->secret))
+    if (ticket_find(core, like->secret) || (like->kind == TICKET_OWN && !like->conn))
         return 0;
     if (make(core, user, array, readonly, like, &ticket, NULL))
         return -ENOMEM;
@@ -153,6 +153,10 @@ ticket_restore(struct core *core, struct user *user, struct array *array, bool r
 void
 ticket_leave(struct core *core, struct ticket *ticket)
 {
+    if (ticket->kind == TICKET_OWN) {
+        ticket_free(core, ticket);
+        return;
+    }
     LIST_REMOVE(ticket, of_conn);
     ticket->conn = NULL;
     end_by(core, ticket, expiry_time(core, core->config.ticket_ttl_ns));

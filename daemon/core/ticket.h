@@ -26,6 +26,12 @@ struct conn;
 struct core;
 struct user;
 
+enum ticket_kind {
+    TICKET_ONE,  /* a message's */
+    TICKET_MANY, /* any number may take it, whenever: a reference's */
+    TICKET_OWN,  /* its sender takes it itself: it ends with the sender */
+};
+
 struct ticket {
     RB_ENTRY(ticket) node;      /* core->tickets */
     RB_ENTRY(ticket) of_user;   /* user->tickets, by id */
@@ -38,7 +44,7 @@ struct ticket {
     struct lease lease;
     struct conn *conn; /* the sender's, or NULL: it has gone */
     pid_t pid;         /* of the sender's process */
-    bool many;         /* any number may take it, whenever: a reference's */
+    enum ticket_kind kind;
 };
 
 RB_HEAD(tickets, ticket);
@@ -55,7 +61,7 @@ ticket_of_lease(const struct lease *lease)
 int ticket_check(struct msg_u64s words, struct refusal *r);
 /* Of conn's, for an array that it has. -ENOMEM; REFUSED: a limit, or there is one like it. */
 int ticket_new(struct core *core, struct conn *conn, struct array *array, bool readonly,
-               const uint64_t *secret, bool many, struct refusal *r);
+               const uint64_t *secret, enum ticket_kind kind, struct refusal *r);
 /* One of an earlier core's, whose sender has gone if like->conn is NULL. -ENOMEM. */
 int ticket_restore(struct core *core, struct user *user, struct array *array, bool readonly,
                    const struct ticket *like);

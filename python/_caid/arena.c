@@ -319,7 +319,7 @@ arena_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
                 PY_TEXT(what.options.typestr, INVALID), PY_TEXT(what.options.descr, INVALID),
                 PY_ARG(shape), PY_STRIDES(strides, shape),
                 PY_TEXT(what.options.metadata, INVALID), PY_ARG(what.options.stream),
-                PY_ARG(keep), PY_ARG(what.options.many)) < 0 ||
+                PY_ARG(keep), PY_ARG(what.options.many), PY_ARG(what.options.own)) < 0 ||
         !py_handle_enter(self))
         return NULL;
     what.options.shape = shape.v;

@@ -245,19 +245,19 @@ class Arena(OfProcess, Closing, _caid.Arena):
         with _releaser.watching(self._client):
             return self._publish(name, part, metadata)
 
-    def _send(self, x, stream=None, many=False):
+    def _send(self, x, stream=None, many=False, own=False):
         """A ticket for what lies in the arena: an Allocation, as bytes, or an array, whose writer is that
-        stream. many: any number may take it."""
+        stream. many: any number may take it; own: this client does, and else it ends with that."""
         part = _of_allocation(x, None, None) if isinstance(x, Allocation) else _of_object(x, stream)
         if stream is not None:
             part = part._replace(stream=_stream.handle(stream))
         self._check(x, part)
         with _releaser.watching(self._client):
-            return self._publish(None, part, None, many)
+            return self._publish(None, part, None, many, own)
 
     def _own(self, x, stream=None):
         """A lease on what lies in the arena as an array of its own, without a name."""
-        ticket = self._send(x, stream)
+        ticket = self._send(x, stream, own=True)
         try:
             return self._client._take(ticket, "rw", None, False)
         except BaseException:  # Ctrl-C, perhaps: it would keep the memory
@@ -265,7 +265,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
                 self._client._take(ticket, "r", None, False).close()
             raise
 
-    def _publish(self, name, part, metadata, many=False):
+    def _publish(self, name, part, metadata, many=False, own=False):
         element = part.element
         return self._publish_part(
             part.ptr,
@@ -278,6 +278,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
             part.stream,
             part.keep,
             many,
+            own,
         )
 
     def _publish_empty(self, name, part, metadata):

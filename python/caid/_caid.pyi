@@ -336,6 +336,7 @@ class Arena(_Handle):
         stream: int,
         keep: object,
         many: bool,
+        own: bool,
         /,
     ) -> Union[int, bytes]: ...
     def flush(self) -> None: ...

@@ -87,7 +87,7 @@ struct m_ticket {
     uint64_t secret, ends_ns; /* 0: not by itself */
     int slot,
         array; /* who sent what: it counts as one of the array's leases; M_NONE: has gone */
-    bool readonly, many;
+    bool readonly, many, own;
     uid_t uid;
 };
 
@@ -132,6 +132,7 @@ struct m_request {
     bool must_fail;
     bool readonly;  /* what it opens */
     bool keeps;     /* the ticket by which it does; or makes one to be kept */
+    bool owns;      /* the ticket ends with who makes it */
     bool was_ghost; /* the name that it creates */
 };
 

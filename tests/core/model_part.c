@@ -74,6 +74,7 @@ send_part(struct model *m, const struct m_lease *lease, struct m_request *r)
         .typestr = MSG_STR("|u1"),
         .shape = {&extent, 1},
         .strides = {&two, 1},
+        .own = r->owns,
     };
 
     if (!strided)
@@ -94,6 +95,7 @@ model_publish_part(struct model *m, int s, const struct m_lease *lease, int name
     r->name = name;
     r->seen = (uint64_t)lease->array;
     r->label = m->h.next_id + 1;
+    r->owns = name == M_NONE && model_random(m, 2);
     expect_part(m, slot, lease, r);
     model_note(m, "slot %d: publish %llu bytes at %llu of lease %llu as %s in %s", s,
                (unsigned long long)r->span, (unsigned long long)r->offset,

@@ -142,7 +142,7 @@ is_withdrawn(struct model *m, const struct m_request *r, const struct m_ticket *
 
     if (uid && uid != ticket->uid)
         return false;
-    return r->readonly ? is_gone : ticket->slot == r->slot && !ticket->many;
+    return r->readonly ? is_gone : ticket->slot == r->slot && !ticket->many && !ticket->own;
 }
 
 /* Its own, or, `readonly`, those whose senders have gone. */
@@ -180,7 +180,7 @@ model_step_ticket(struct model *m, int s)
 void
 model_ticket_add(struct model *m, const struct m_request *r, int array, bool readonly)
 {
-    uint64_t age_ns = r->keeps ? UINT64_MAX : m->h.config.ticket_age_ns;
+    uint64_t age_ns = r->keeps || r->owns ? UINT64_MAX : m->h.config.ticket_age_ns;
 
     m->tickets[m->n_tickets++] = (struct m_ticket){
         .secret = r->label,
@@ -190,6 +190,7 @@ model_ticket_add(struct model *m, const struct m_request *r, int array, bool rea
         .array = array,
         .readonly = readonly,
         .many = r->keeps,
+        .own = r->owns,
     };
     m->arrays[array].n_leases++;
 }
@@ -218,10 +219,14 @@ model_tickets_hangup(struct model *m, int slot)
 {
     uint64_t ends_ns = model_boottime(m) + m->h.config.ticket_ttl_ns;
 
-    for (int i = 0; i < m->n_tickets; i++) {
+    for (int i = m->n_tickets; i-- > 0;) {
         struct m_ticket *ticket = &m->tickets[i];
         if (ticket->slot != slot)
             continue;
+        if (ticket->own) {
+            drop(m, ticket);
+            continue;
+        }
         ticket->slot = M_NONE;
         if (!ticket->ends_ns || ticket->ends_ns > ends_ns)
             ticket->ends_ns = ends_ns;

@@ -196,7 +196,7 @@ def test_it_does_not_end_before_what_is_being_published(daemon, client, other):
             wait_until(lambda: looked)
             replace(other, "w")
             assert n_releasers() == 1 and looked[0] == 0
-            a._publish_part(x.memory.ptr, "x", "|u1", None, (64,), None, None, 0, x, False)
+            a._publish_part(x.memory.ptr, "x", "|u1", None, (64,), None, None, 0, x, False, False)
         gone = weakref.ref(x)
         x = None
         c.unlink("x")

@@ -34,6 +34,7 @@ struct caid_part_options {
      * NULL: the part has a name. */
     uint8_t *ret_ticket;
     bool many; /* the ticket is as caid_array_refer()'s */
+    bool own;  /* the ticket ends with this client, which takes it itself */
 };
 
 /* Puts `offset` bytes into the array, and what follows it there, under a name, as
