@@ -854,8 +854,8 @@ def test_each_death_of_a_request_is_told_and_makes_the_next_start_later(tmp_path
         thread, ended = in_thread(lambda: c.create("x", 0, "|u1", metadata="m" * nbytes))
         for ms in 100, 200:
             assert restarts.ended() == -signal.SIGKILL
-            restarts.start()
-            assert f"waiting {ms} ms" in restarts.log()
+            restarts.launch()  # which its client may end before anybody else has seen it
+            wait_until(lambda: f"waiting {ms} ms" in restarts.log())
         assert restarts.log().count("while it handled a client's request: create") == 2
         thread.join(PATIENCE_S)
         assert [type(e) for e in ended] == [caid.InternalError]
