@@ -207,6 +207,15 @@ claim_end(const struct caid_bracket *bracket, const struct msg_end_params *end,
     }
 }
 
+static void
+claim_open(const struct caid_bracket *bracket, struct claims *claims)
+{
+    struct msg_begin_params params = bracket->params;
+
+    params.again = true;
+    claims_add_request(claims, &claims->brackets, CLAIM_ID, MSG_BEGIN, &params);
+}
+
 /* Ends that are yet to be sent are of brackets that are open there. */
 static void
 claim(struct caid_client *client, struct claims *claims)
@@ -218,11 +227,11 @@ claim(struct caid_client *client, struct claims *claims)
     forget_heard(client);
     LIST_FOREACH(bracket, &table->all, of_table)
         if (bracket->granted && !bracket->has_ended)
-            claims_add(claims, CLAIM_BRACKET, (uintptr_t)&bracket->params);
+            claim_open(bracket, claims);
         else if (!bracket->granted) /* it may have been, without our hearing of it */
             claim_end(bracket, &undone, claims);
     TAILQ_FOREACH(bracket, &table->unsent, of_list)
-        claims_add(claims, CLAIM_BRACKET, (uintptr_t)&bracket->params);
+        claim_open(bracket, claims);
     TAILQ_FOREACH(bracket, &table->told, of_list)
         claim_end(bracket, &bracket->end, claims);
 }

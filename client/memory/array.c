@@ -204,6 +204,7 @@ lost_lease(struct caid_client *client, uint64_t lease)
             break;
     if (!array)
         return;
+    client->resume.n_lost++;
     array->lost = true;
     LIST_REMOVE(array, of_leases);
 }

@@ -120,6 +120,19 @@ claim(struct caid_client *client, struct claims *claims UNUSED)
     lost(client);
 }
 
+/* Its array was closed while the claims were told. */
+static void
+lost_lease(struct caid_client *client, uint64_t lease)
+{
+    struct lease_table *table = client->leases;
+
+    for (size_t i = 0; i < table->n_closing; i++)
+        if (table->closing[i] == lease) {
+            table->closing[i] = table->closing[--table->n_closing];
+            return;
+        }
+}
+
 static void
 deinit(struct caid_client *client)
 {
@@ -131,6 +144,7 @@ const struct feature lease_feature = {
     .has_unsent = has_unsent,
     .flush = flush,
     .claim = claim,
+    .lost_lease = lost_lease,
     .lost = lost,
     .deinit = deinit,
     .abandon = deinit,

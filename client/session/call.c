@@ -300,49 +300,34 @@ next_of(struct call *a, struct call *b)
     return a && (!b || a->seq < b->seq) ? a : b;
 }
 
+void
+call_claim_all(struct caid_client *client, struct claims *claims)
+{
+    struct call *a = TAILQ_FIRST(&client->calls), *b = TAILQ_FIRST(&client->standing), *call;
+
+    while ((call = next_of(a, b))) {
+        if (call == a)
+            a = TAILQ_NEXT(a, entry);
+        else
+            b = TAILQ_NEXT(b, entry);
+        call->repeats = !call->given_up;
+        if (call->repeats)
+            claims_add_request(claims, &claims->calls, (uint32_t)call->seq, call->method,
+                               call->params);
+    }
+}
+
 /* Their callers have gone, and what they would be granted is not claimed. */
-static void
-end_given_up(struct caid_client *client)
+void
+call_end_unrepeated(struct caid_client *client)
 {
     struct call *call, *next;
 
     for (call = TAILQ_FIRST(&client->standing); call; call = next) {
         next = TAILQ_NEXT(call, entry);
-        if (call->given_up)
+        if (!call->repeats)
             call_end(client, call,
                      fail(&call->error, CAID_ERR_CANCELLED, "the daemon was started anew"));
-    }
-}
-
-/* Of what the daemon that was has done already, this one knows. */
-static void
-repeat(struct caid_client *client, struct call *call)
-{
-    int r = encode(client, call, call->seq, &call->error);
-
-    if (r < 0) {
-        call_end(client, call, r);
-        return;
-    }
-    r = packet_send(client->sock, client->out.data, client->out.n, NULL, 0, 0);
-    if (r < 0)
-        send_failed(client, r);
-}
-
-void
-call_repeat_all(struct caid_client *client)
-{
-    struct call *a, *b, *call;
-
-    end_given_up(client);
-    a = TAILQ_FIRST(&client->calls);
-    b = TAILQ_FIRST(&client->standing);
-    while (client->lost.code == 0 && !client->away && (call = next_of(a, b))) {
-        if (call == a)
-            a = TAILQ_NEXT(a, entry);
-        else
-            b = TAILQ_NEXT(b, entry);
-        repeat(client, call);
     }
 }
 

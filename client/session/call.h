@@ -27,6 +27,7 @@
 #include "wake.h"
 
 struct caid_client;
+struct claims;
 
 /* Fds that came with a packet. What is not taken out (and -1 left in its place) is closed. */
 struct call_fds {
@@ -62,6 +63,7 @@ struct call {
     bool done;            /* nobody is to wait for it any more */
     bool given_up;        /* another one has taken its place, or this is that one */
     bool late;            /* the client's thread looks for its reply */
+    bool repeats;         /* the daemon that comes next is to answer it: call_claim_all() */
     struct wake wake;
     int r;
     struct caid_error error; /* where r is not 0 */
@@ -120,9 +122,11 @@ int call_wait_for_news(struct caid_client *client, struct call *call, uint64_t d
 /* Whoever reads no longer makes sure that someone who waits does. Under lock. */
 void call_pass_reading_on(struct caid_client *client);
 
-/* To another daemon: sends what was in flight again, in its order; what was given up is over. Under
- * lock. */
-void call_repeat_all(struct caid_client *client);
+/* What was in flight is to be sent to another daemon, in its order, but for what was given up.
+ * Under lock. */
+void call_claim_all(struct caid_client *client, struct claims *claims);
+/* The rest is over. Under lock. */
+void call_end_unrepeated(struct caid_client *client);
 
 /* Ends every call in flight with client->lost. Under lock. */
 void call_fail_all(struct caid_client *client);

@@ -55,6 +55,7 @@ replace(struct caid_client *client, struct call *call, struct call *late)
     late->has_pages = call->has_pages;
     late->seq = call->seq;
     late->given_up = true;
+    late->repeats = call->repeats;
     TAILQ_REMOVE(&client->calls, call, entry);
     TAILQ_INSERT_TAIL(&client->standing, late, entry);
     late_look_for(client, late);

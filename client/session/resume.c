@@ -42,11 +42,38 @@ claims_add(struct claims *claims, enum claim claim, uint64_t value)
     list->v[list->n++] = value;
 }
 
+void
+claims_add_request(struct claims *claims, struct packet_list *list, uint32_t id,
+                   enum msg_method method, const void *params)
+{
+    struct packet *packet = calloc(1, sizeof(*packet));
+
+    claims->failed |= !packet;
+    if (!packet)
+        return;
+    claims->failed |= msg_encode_request(&packet->buf, id, method, params) < 0;
+    STAILQ_INSERT_TAIL(list, packet, entry);
+}
+
+static void
+free_packets(struct packet_list *list)
+{
+    struct packet *packet;
+
+    while ((packet = STAILQ_FIRST(list))) {
+        STAILQ_REMOVE_HEAD(list, entry);
+        msg_buf_deinit(&packet->buf);
+        free(packet);
+    }
+}
+
 static void
 claims_deinit(struct claims *claims)
 {
     for (size_t i = 0; i < N_CLAIMS; i++)
         free(claims->lists[i].v);
+    free_packets(&claims->brackets);
+    free_packets(&claims->calls);
 }
 
 /* ---- a talk with the daemon, before anybody else has one ---- */
@@ -88,19 +115,24 @@ is_passing(uint32_t error)
            error == PROTO_ERR_QUOTA || error == PROTO_ERR_SHUTDOWN;
 }
 
+static int
+tell(struct talk *talk, const struct msg_buf *packet)
+{
+    return packet_send(talk->sock, packet->data, packet->n, NULL, 0, 0);
+}
+
 /* -EREMOTEIO: it refuses; -EAGAIN: for now. What the result borrows stays until the next one. */
 static int
-ask(struct talk *talk, enum msg_method method, const void *params, void *ret_result)
+ask_packet(struct talk *talk, const struct msg_buf *packet, uint32_t id, enum msg_method method,
+           void *ret_result)
 {
-    int r = msg_encode_request(&talk->out, ++talk->id, method, params);
+    int r = tell(talk, packet);
 
-    if (r == 0)
-        r = packet_send(talk->sock, talk->out.data, talk->out.n, NULL, 0, 0);
     if (r == 0)
         r = receive(talk);
     if (r < 0)
         return r;
-    if (talk->msg.type != MSG_RESPONSE || talk->msg.id != talk->id)
+    if (talk->msg.type != MSG_RESPONSE || talk->msg.id != id)
         return -EPROTO;
     if (is_passing(talk->msg.error))
         return -EAGAIN;
@@ -109,6 +141,13 @@ ask(struct talk *talk, enum msg_method method, const void *params, void *ret_res
         return -EREMOTEIO;
     }
     return msg_decode_result(&talk->msg, method, ret_result);
+}
+
+static int
+ask(struct talk *talk, enum msg_method method, const void *params, void *ret_result)
+{
+    int r = msg_encode_request(&talk->out, ++talk->id, method, params);
+    return r < 0 ? r : ask_packet(talk, &talk->out, talk->id, method, ret_result);
 }
 
 static int
@@ -135,24 +174,20 @@ take_some(struct claim_list *list, size_t *at, uint32_t width, uint32_t *room)
     return some;
 }
 
-/* Where a lease is lost, its arrays are told. */
 static int
-ask_resume(struct caid_client *client, struct talk *talk,
-           const struct msg_resume_params *params)
+ask_resume(struct talk *talk, const struct msg_resume_params *params, struct claims *claims)
 {
     struct msg_resume_result result;
     int r = ask(talk, MSG_RESUME, params, &result);
 
-    for (uint32_t i = 0; r == 0 && i < result.lost.n; i++) {
-        client->resume.n_lost++;
-        FEATURES_DO(client, lost_lease, client, result.lost.v[i]);
-    }
-    return r;
+    for (uint32_t i = 0; r == 0 && i < result.lost.n; i++)
+        claims_add(claims, CLAIM_LOST, result.lost.v[i]);
+    return r == 0 && claims->failed ? -ENOMEM : r;
 }
 
 /* Leases come after the blocks that they are in, and ends after the pages of their fences. */
 static int
-tell_claims(struct caid_client *client, struct talk *talk, struct claims *claims)
+tell_claims(struct talk *talk, struct claims *claims)
 {
     struct claim_list *l = claims->lists;
     size_t at[N_CLAIMS] = {0};
@@ -169,22 +204,34 @@ tell_claims(struct caid_client *client, struct talk *talk, struct claims *claims
             .write = take_some(&l[CLAIM_WRITE], &at[CLAIM_WRITE], 2, &room),
             .ended = take_some(&l[CLAIM_ENDED], &at[CLAIM_ENDED], 5, &room),
         };
-        r = ask_resume(client, talk, &params);
+        r = ask_resume(talk, &params, claims);
     } while (r == 0 && room == 0);
     return r;
 }
 
 static int
-tell_brackets(struct talk *talk, const struct claim_list *brackets)
+tell_brackets(struct talk *talk, const struct packet_list *brackets)
 {
     struct msg_fences_result result;
+    const struct packet *packet;
     int r = 0;
 
-    for (size_t i = 0; r == 0 && i < brackets->n; i++) {
-        struct msg_begin_params params = *(const struct msg_begin_params *)brackets->v[i];
-        params.again = true;
-        r = ask(talk, MSG_BEGIN, &params, &result);
-    }
+    STAILQ_FOREACH(packet, brackets, entry)
+        if (r == 0)
+            r = ask_packet(talk, &packet->buf, CLAIM_ID, MSG_BEGIN, &result);
+    return r;
+}
+
+/* Of what the daemon that was has done already, this one knows. */
+static int
+repeat_calls(struct talk *talk, const struct packet_list *calls)
+{
+    const struct packet *packet;
+    int r = 0;
+
+    STAILQ_FOREACH(packet, calls, entry)
+        if (r == 0)
+            r = tell(talk, &packet->buf);
     return r;
 }
 
@@ -194,7 +241,7 @@ are_none(const struct claims *claims)
     for (size_t i = 0; i < N_CLAIMED; i++)
         if (claims->lists[i].n > 0)
             return false;
-    return true;
+    return STAILQ_EMPTY(&claims->brackets) && claims->deferring == 0;
 }
 
 /* Of more, the daemon does not know what it has answered. */
@@ -216,37 +263,44 @@ all_of(const struct claim_list *list)
 }
 
 static int
-tell_done(struct caid_client *client, struct talk *talk, const struct claims *claims)
+tell_done(struct talk *talk, struct claims *claims)
 {
     const struct msg_resume_params params = {
         .repeats = all_of(&claims->lists[CLAIM_REPEAT]),
         .undo = all_of(&claims->lists[CLAIM_UNDO]),
-        .deferring = client->deferring,
+        .deferring = claims->deferring,
         .done = true,
     };
 
-    return ask_resume(client, talk, &params);
+    return ask_resume(talk, &params, claims);
+}
+
+/* Under the client's lock. */
+static int
+collect(struct caid_client *client, struct claims *claims)
+{
+    FEATURES_DO(client, claim, client, claims);
+    claim_calls_of(claims, CLAIM_REPEAT, &client->calls, MSG_TAKE);
+    claim_calls_of(claims, CLAIM_UNDO, &client->standing, MSG_CREATE); /* given up */
+    call_claim_all(client, claims);
+    claims->deferring = client->deferring;
+    return claims->failed ? -ENOMEM : 0;
 }
 
 /* Who has nothing need not be known. */
 static int
-tell(struct caid_client *client, struct talk *talk, bool is_known)
+tell_all(struct talk *talk, struct claims *claims, bool is_known)
 {
-    _cleanup_(claims_deinit) struct claims claims = {0};
-    int r;
+    int r = is_known || are_none(claims) ? 0 : -EREMOTEIO;
 
-    FEATURES_DO(client, claim, client, &claims);
-    claim_calls_of(&claims, CLAIM_REPEAT, &client->calls, MSG_TAKE);
-    claim_calls_of(&claims, CLAIM_UNDO, &client->standing, MSG_CREATE); /* given up */
-    if (claims.failed)
-        return -ENOMEM;
-    if (!is_known)
-        return are_none(&claims) && client->deferring == 0 ? 0 : -EREMOTEIO;
-    r = tell_claims(client, talk, &claims);
+    if (r == 0 && is_known)
+        r = tell_claims(talk, claims);
+    if (r == 0 && is_known)
+        r = tell_brackets(talk, &claims->brackets);
+    if (r == 0 && is_known)
+        r = tell_done(talk, claims);
     if (r == 0)
-        r = tell_brackets(talk, &claims.lists[CLAIM_BRACKET]);
-    if (r == 0)
-        r = tell_done(client, talk, &claims);
+        r = repeat_calls(talk, &claims->calls);
     return r;
 }
 
@@ -300,22 +354,43 @@ replace_socket(struct caid_client *client, struct talk *talk)
     return 0;
 }
 
+/* Their arrays are told. */
+static void
+lose_leases(struct caid_client *client, const struct claim_list *lost)
+{
+    for (size_t i = 0; i < lost->n; i++)
+        FEATURES_DO(client, lost_lease, client, lost->v[i]);
+}
+
+/* Drops the lock meanwhile. */
 static int
 come_back(struct caid_client *client, struct talk *talk, bool is_known)
 {
+    _cleanup_(claims_deinit) struct claims claims = {
+        .brackets = STAILQ_HEAD_INITIALIZER(claims.brackets),
+        .calls = STAILQ_HEAD_INITIALIZER(claims.calls),
+    };
     struct resume *resume = &client->resume;
-    int r;
 
     while (client->reading) /* of the socket that is shut down */
         wake_wait(&resume->wake, &client->lock, clock_now_ns() + PAUSE_MIN_NS);
-    r = tell(client, talk, is_known);
+    int r = collect(client, &claims);
+    resume->sock = talk->sock;
+    pthread_mutex_unlock(&client->lock);
+    if (r == 0)
+        r = tell_all(talk, &claims, is_known);
+    pthread_mutex_lock(&client->lock);
+    resume->sock = -1;
+    if (r == 0 && (!client->away || resume->ends))
+        r = -ECANCELED;
     if (r == 0)
         r = replace_socket(client, talk);
     if (r < 0)
         return r;
+    lose_leases(client, &claims.lists[CLAIM_LOST]);
     client->away = false;
     resume->n_returns++;
-    call_repeat_all(client);
+    call_end_unrepeated(client);
     call_flush(client);
     wake_all(&resume->back);
     call_pass_reading_on(client);
@@ -491,6 +566,8 @@ resume_stop(struct caid_client *client)
         return;
     wake_all(&resume->wake);
     shutdown(client->sock, SHUT_RDWR);
+    if (resume->sock >= 0)
+        shutdown(resume->sock, SHUT_RDWR);
     pthread_mutex_unlock(&client->lock);
     pthread_join(resume->thread, NULL);
     pthread_mutex_lock(&client->lock);

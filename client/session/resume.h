@@ -7,8 +7,9 @@
  *
  * A thread of the client's own waits for the hang-up, and then for the next daemon; it is started
  * with the first array. It says by a token whose place the new connection is to have, and what this
- * client has of the daemon that was: the features add that to the claims (feature.h, claim). It
- * holds the client's lock meanwhile, a few round trips: whoever wants that would wait anyway.
+ * client has of the daemon that was: the features add that to the claims (feature.h, claim). These
+ * are of one moment, and told without the client's lock: calls may be given up meanwhile, and are
+ * repeated all the same; what is closed or ended meanwhile is told on the return, as before.
  *
  * A service that was stopped and whose socket still listens would be started by whoever connects.
  * That is for new clients: this thread waits until a daemon is there (presence.h).
@@ -22,6 +23,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "caid/caid.h"
 
@@ -30,8 +32,7 @@
 
 struct caid_client;
 
-enum claim {       /* the lists of msg_resume_params, and: */
-    CLAIM_BRACKET, /* that is open: the address of its msg_begin_params, borrowed */
+enum claim { /* the lists of msg_resume_params, and: */
     CLAIM_READ,
     CLAIM_WRITE,
     CLAIM_BLOCK,
@@ -41,8 +42,19 @@ enum claim {       /* the lists of msg_resume_params, and: */
     N_CLAIMED, /* those that follow say nothing of what the client has */
     CLAIM_REPEAT = N_CLAIMED,
     CLAIM_UNDO,
+    CLAIM_LOST, /* the daemon's answer: leases that cannot be had again */
     N_CLAIMS,
 };
+
+#define CLAIM_ID 0 /* of requests that claim; those are answered one by one */
+
+/* A request as it is sent: what it is made of may be gone by then. */
+struct packet {
+    STAILQ_ENTRY(packet) entry;
+    struct msg_buf buf;
+};
+
+STAILQ_HEAD(packet_list, packet);
 
 struct claims {
     struct claim_list {
@@ -50,6 +62,9 @@ struct claims {
         size_t n, capacity;
     } lists[N_CLAIMS];
 
+    struct packet_list brackets; /* that are open */
+    struct packet_list calls;    /* in flight */
+    uint32_t deferring;
     bool failed; /* there was no memory */
 };
 
@@ -63,6 +78,7 @@ struct resume { /* under the client's lock */
     struct wake wake;  /* the thread's */
     uint64_t since_ns; /* it has been away */
     struct wake back;  /* whoever waits for the return, or for the end of the connection */
+    int sock;          /* of the claims that are being told, or -1 */
     uint64_t n_returns;
     uint64_t n_lost; /* leases, of which nobody was told */
 };
@@ -75,3 +91,6 @@ bool resume_away(struct caid_client *client);
 void resume_stop(struct caid_client *client);
 
 void claims_add(struct claims *claims, enum claim claim, uint64_t value);
+/* To one of its lists of packets. */
+void claims_add_request(struct claims *claims, struct packet_list *list, uint32_t id,
+                        enum msg_method method, const void *params);

@@ -72,7 +72,8 @@ STATUS = {"server": "caid 0.1.0", "pid": 1, "uptime_ns": 1, "driver": "cuda",
 def answer(connection, answers):
     with connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         while packet := connection.recv(65536):
-            if packet[1] != 0:  # a notification
+            if packet[1] != 0:
+                answers.get("notified", bytes)(packet)
                 continue
             number, method = unpack_request(packet)
             result = answers.get(method, (SHUTDOWN, "the daemon is stopping"))
@@ -87,7 +88,8 @@ def answer(connection, answers):
 @contextlib.contextmanager
 def fake_daemon(path, device=None, silent=False, **answers):
     """Answers a method with what is given by its name: a result, a refusal (code, text), or a function
-    that returns a result and fds. Some changes of a device are for both HELLO and STATUS."""
+    that returns a result and fds; one that raises ConnectionResetError hangs up. `notified` is called
+    with each notification. Some changes of a device are for both HELLO and STATUS."""
     devices = [{**DEVICE, **(device or {})}]
     answers = {"hello": {**HELLO, "devices": devices}, "status": {**STATUS, "devices": devices},
                **answers}

@@ -6,6 +6,8 @@ import gc
 import os
 import signal
 import socket
+import struct
+import sys
 import threading
 import time
 
@@ -13,6 +15,9 @@ import pytest
 from conftest import PATIENCE_S, Held, in_thread, wait_until
 
 import caid
+
+sys.path.append(os.path.join(os.path.dirname(__file__), "../client"))
+from fake_daemon import DEVICE, HELLO, fake_daemon  # noqa: E402
 
 
 @contextlib.contextmanager
@@ -192,3 +197,56 @@ def test_a_handler_that_raises_nothing_ends_no_wait(daemon, client, stopped):
         signal.signal(signal.SIGALRM, before)
     assert len(seen) == 1
     assert [entry.name for entry in client.list()] == ["made"]
+
+
+LEASES = [11111, 22222]
+
+
+def has_lease(packets, lease):
+    return any(struct.pack(">H", lease) in packet for packet in packets)
+
+
+def test_a_return_that_takes_its_time(daemon, tmp_path):
+    """A daemon that has come back does not answer `resume`: calls end all the same, and so does the
+    client. What has ended meanwhile is given back, and once."""
+    with daemon.connect() as real:
+        device = {**DEVICE, "uuid": real.devices[0].uuid}
+    hello = {**HELLO, "driver": "soft", "devices": [device], "token": [1, 2]}
+    array = {"array": 1, "nbytes": 0, "typestr": "|u1", "shape": [0], "device": device["uuid"]}
+    opened, made = ({"pool": "uid:0", "arrays": [{**array, "lease": lease}], "blocks": []} for lease in LEASES)
+    hellos = iter([hello, *[{**hello, "resumed": True}] * 2])
+    creates = iter([None, made, None])
+    ended, resumes, in_time, notes = threading.Event(), iter([True, False, True]), [], []
+
+    def create():
+        answer = next(creates)
+        if not answer:
+            raise ConnectionResetError
+        return answer, []
+
+    def resume():
+        if next(resumes):
+            os.kill(os.getpid(), signal.SIGINT)
+            in_time.append(ended.wait(4))  # the client waits for 5 s
+            ended.clear()
+        return {"lost": LEASES[:1]}, []
+
+    answers = {"hello": lambda: (next(hellos), []), "create": create, "open": opened, "resume": resume,
+               "ping": {}, "notified": notes.append}
+    with fake_daemon(tmp_path / "s", device, **answers):
+        with caid.connect(tmp_path / "s", call_timeout=1) as c:
+            x = c.open("x")
+            with pytest.raises(KeyboardInterrupt):
+                c.create("made", 0, "|u1")
+            x.close()
+            with pytest.raises(caid.TimeoutError):
+                c.ping()
+            ended.set()
+            wait_until(lambda: has_lease(notes, LEASES[1]))
+            c.ping()
+            with pytest.raises(KeyboardInterrupt):
+                c.create("made", 0, "|u1")
+        ended.set()
+    wait_until(lambda: len(in_time) == 2)
+    assert in_time == [True, True]
+    assert not has_lease(notes, LEASES[0])
