@@ -2,11 +2,14 @@
 """``caid-exporter``: the daemon's metrics for Prometheus, see caid-exporter(8)."""
 
 import argparse
+import contextlib
+import http.server
 import ipaddress
-import signal
+import socket
+import sys
 import threading
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, MetricsHandler
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 import caid
@@ -82,6 +85,42 @@ class Collector:
             yield _turns(metrics)
 
 
+class _Handler(MetricsHandler):
+    timeout = 5  # seconds that a connection may be silent, or not read
+
+    def do_GET(self):
+        self.server.silent.pop(self.connection, None)
+        super().do_GET()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """Serves 16 connections at a time. For one more, the oldest goes that has asked for nothing yet."""
+
+    def __init__(self, address, port, handler):
+        self.address_family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        self._free = threading.Semaphore(16)
+        self.silent = {}
+        super().__init__((str(address), port), handler)
+
+    def process_request(self, request, client_address):
+        if not self._free.acquire(blocking=False):
+            for oldest in list(self.silent)[:1]:
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._free.acquire()
+        self.silent[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request):
+        self.silent.pop(request, None)
+        super().shutdown_request(request)
+        self._free.release()
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exc_info()[1], OSError):  # who hangs up does not fill the log
+            super().handle_error(request, client_address)
+
+
 def main():
     """Serve until a signal ends it."""
     parser = argparse.ArgumentParser(prog="caid-exporter", description="Serves caid's metrics to Prometheus.")
@@ -96,5 +135,4 @@ def main():
         parser.error(f"{args.address} is not loopback: whoever reaches it reads the figures (--expose)")
     registry = CollectorRegistry()
     registry.register(Collector(args.socket, args.of or ()))
-    start_http_server(args.port, str(args.address), registry)
-    signal.pause()
+    _Server(args.address, args.port, _Handler.factory(registry)).serve_forever()

@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import pathlib
+import select
 import shutil
 import signal
 import socket
@@ -14,7 +15,7 @@ import urllib.parse
 import urllib.request
 
 import pytest
-from conftest import wait_until
+from conftest import PATIENCE_S, wait_until
 
 import caid
 
@@ -127,6 +128,19 @@ def test_the_daemon_goes_and_comes(tmp_path):
                 wait_until(lambda: up(url) == 1)
                 daemon.send_signal(signal.SIGKILL)
             assert up(url) == 0
+
+
+def test_who_says_nothing_keeps_nobody_out(daemon):
+    """Of such connections few are served, and each ends in time."""
+    with exporter(daemon.address) as url, contextlib.ExitStack() as silent:
+        at = urllib.parse.urlparse(url)
+        sockets = [
+            silent.enter_context(socket.create_connection((at.hostname, at.port), PATIENCE_S))
+            for _ in range(40)
+        ]
+        assert scrape(url)[("caid_up",)] == 1
+        assert len(select.select(sockets, [], [], 0)[0]) > 40 - 16
+        assert not any(s.recv(1) for s in sockets)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "192.0.2.1", "::", "example"])
