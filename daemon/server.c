@@ -889,6 +889,7 @@ serve(struct server *s)
         uint64_t ms = notify->watchdog_ns / NSEC_PER_MSEC / 2;
         uv_timer_start(&s->watchdog_timer, on_watchdog, ms, ms ? ms : 1);
     }
+    s->conns.laps = (struct laps){0}; /* nobody has waited for what came before */
     log_info("serving on %s", s->setup.listener->path);
     notify_and_retry(s, "READY=1\nSTATUS=Serving");
     reload(s);

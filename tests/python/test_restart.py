@@ -468,6 +468,16 @@ def test_parts_of_an_arena(restarts):
         arena.allocate(4096).close()
 
 
+def test_a_start_is_no_turn(restarts):
+    """Nobody waits for a turn while the daemon takes over what there was."""
+    with restarts.connect() as c:
+        c.create("x", 1000, "<f4").close()
+    restarts.end()
+    restarts.start("env", "CAID_SOFTCUDA_FAIL=cuInit=delay:100000,cuMemImportFromShareableHandle=delay:1000000")
+    with restarts.connect() as c:
+        assert 0 < c.status().turn_wall_ns < 1_000_000_000
+
+
 def test_a_timeline_keeps_its_name(restarts):
     with restarts.connect() as c, restarts.connect() as other:
         with c.timeline("t") as t, other.open_timeline("t") as before:
