@@ -73,6 +73,8 @@ core_next(struct core *core, struct core_action *ret)
 
     if (core->persist.journal)
         journal_commit(core->persist.journal); /* what the event has recorded counts */
+    if (core->persist.next)
+        journal_commit(core->persist.next); /* which the keeper may have by now */
     free(core->taken);
     core->taken = NULL;
     if (!e)
