@@ -49,7 +49,7 @@ static const struct key config_keys[] = {
     KEY("limits", "bytes", size, limits.bytes, NULL),
     KEY("limits", "pinned_bytes", size, limits.pinned_bytes, NULL),
     KEY("limits", "host_bytes", size, limits.host_bytes, "1G"),
-    KEY("limits", "total_host_bytes", size, total_host_bytes, "3G"),
+    KEY("limits", "total_host_bytes", size, total_host_bytes, "2560M"),
     KEY("memory", "block_size", size, memory.block_size, "32M"),
     KEY("memory", "shared_max", size, memory.shared_max, "4M"),
     KEY("memory", "blocks", count, blocks, "65536"),

@@ -18,7 +18,7 @@
 #include "base/macros.h"
 
 #define JOURNAL      0                   /* its number at the keeper */
-#define JOURNAL_MIN  ((size_t)256 << 10) /* bytes */
+#define JOURNAL_STEP ((size_t)256 << 10) /* bytes by which its file grows, or an eighth of it */
 #define HAND_OVER_NS (2 * NSEC_PER_SEC)  /* that a keeper has to take what it is given */
 #define PAUSE_MIN_MS UINT64_C(100)
 #define PAUSE_MAX_MS UINT64_C(1000) /* as those of a supervisor: supervise.c */
@@ -30,11 +30,9 @@ static int
 enlarge(struct journal_file *file, size_t size)
 {
     struct journal *journal = &file->journal;
-    size_t more = journal->size ? journal->size : JOURNAL_MIN;
+    size_t more = ALIGN_UP(size + journal->size / 8, JOURNAL_STEP);
     void *bytes;
 
-    while (more < size)
-        more *= 2;
     if (ftruncate(file->fd, (off_t)more) < 0)
         return -errno;
     bytes = journal->size ? mremap(journal->bytes, journal->size, more, MREMAP_MAYMOVE)
@@ -296,7 +294,6 @@ start_journal(struct restart *r, struct core *core)
     if (rc < 0 && rc != -ENOTCONN)
         return rc;
     r->is_on = true;
-    r->large = 2 * file->journal.at + JOURNAL_MIN;
     return 0;
 }
 
@@ -353,10 +350,10 @@ begin_renewal(struct restart *r, struct core *core)
 {
     struct journal_file *next = &r->files[!r->turn];
 
-    if (file_make(next, r) < 0) {
-        r->large *= 2; /* later, then */
+    r->least =
+        r->files[r->turn].journal.at + JOURNAL_STEP; /* where there is none, later then */
+    if (file_make(next, r) < 0)
         return;
-    }
     core_renew_journal(core, &next->journal);
     r->renews = true;
 }
@@ -367,7 +364,6 @@ hand_over(struct restart *r, struct core *core)
 {
     struct journal_file *next = &r->files[!r->turn];
 
-    journal_commit(&next->journal);
     if (!r->is_handed_over && kept_set(r->kept, JOURNAL, next->fd) < 0) {
         give_up(r, core);
         return;
@@ -379,7 +375,7 @@ hand_over(struct restart *r, struct core *core)
     file_close(&r->files[r->turn]);
     r->turn = !r->turn;
     r->renews = r->is_handed_over = false;
-    r->large = 2 * next->journal.at + JOURNAL_MIN;
+    r->least = next->journal.at + JOURNAL_STEP;
 }
 
 void
@@ -391,7 +387,8 @@ restart_look(struct restart *r, struct core *core)
         give_up(r, core);
     else if (r->renews && core_journal_is_renewed(core))
         hand_over(r, core);
-    else if (!r->renews && r->files[r->turn].journal.at > r->large)
+    else if (!r->renews && r->files[r->turn].journal.at > r->least &&
+             core_journal_is_large(core))
         begin_renewal(r, core);
 }
 

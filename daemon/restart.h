@@ -33,7 +33,7 @@ struct restart {
     int turn;
     bool is_on;
     bool renews, is_handed_over; /* the new one is at the keeper, or on its way */
-    size_t large;                /* bytes from which on it is to be written anew */
+    size_t least;                /* bytes that it has before it is written anew */
 
     struct journal_file old; /* a former daemon's */
     struct restore restore;

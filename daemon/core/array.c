@@ -49,10 +49,11 @@ int
 text_new(struct text **ret, struct user *user, struct msg_str s, struct refusal *r)
 {
     struct text *text = calloc(1, sizeof(*text) + s.n + 1);
+    size_t host = sizeof(*text) + s.n + 1 + TEXT_HOST(s.n);
 
     if (!text)
         return -ENOMEM;
-    if (charge_init(&text->charge, user, RES_HOST, 0, sizeof(*text) + s.n + 1, r)) {
+    if (charge_init(&text->charge, user, RES_HOST, 0, host, r)) {
         free(text);
         return REFUSED;
     }
@@ -88,7 +89,9 @@ array_alloc(const struct array_request *req)
 
     if (!array)
         return NULL;
-    array->charge.host = (uint32_t)n;
+    array->charge.host = (uint32_t)(n + sizeof(struct range) +
+                                    RECORD_HOST(sizeof(struct record_array) + n_extents +
+                                                req->typestr.n + req->descr.n + req->name.n));
     array->ndim = (uint8_t)g->ndim;
     array->has_strides = g->strides;
     array->n_typestr = (uint8_t)req->typestr.n;

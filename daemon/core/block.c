@@ -86,7 +86,8 @@ block_new(struct core *core, const struct array *array, struct user *user, uint6
 
     if (!block)
         return -ENOMEM;
-    if (charge_init(&block->charge, user, RES_FDS, array->kind == KIND_LEGACY ? 0 : 1, 0, r)) {
+    if (charge_init(&block->charge, user, RES_FDS, array->kind == KIND_LEGACY ? 0 : 1,
+                    BLOCK_HOST, r)) {
         free(block);
         return REFUSED;
     }
@@ -135,7 +136,7 @@ block_restore(struct core *core, struct pool *pool, struct user *user, uint32_t 
         free(block);
         return -ENOMEM;
     }
-    charge_init(&block->charge, user, RES_FDS, 1, 0, NULL);
+    charge_init(&block->charge, user, RES_FDS, 1, BLOCK_HOST, NULL);
     block->id = record->key.id;
     block->state = BLOCK_ALLOCATING; /* until all is in it that was */
     block->promised = true;

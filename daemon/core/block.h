@@ -32,7 +32,7 @@ struct block {
     uint32_t device;
     uint64_t size;
     struct pool *pool;    /* charged for size, and for one block */
-    struct charge charge; /* an fd, where the kind has one, to whose turn its jobs take */
+    struct charge charge; /* itself, and an fd, where the kind has one: jobs take that turn */
     struct extent extent; /* own: of no space's free ranges but its own */
     struct space solo;    /* own: the space that its extent is in */
     uint64_t handle;
@@ -57,6 +57,9 @@ struct block {
     RB_ENTRY(block) spare;        /* pool->spares */
     struct job job;               /* first its allocation, then its release */
 };
+
+/* What one is charged. */
+#define BLOCK_HOST (sizeof(struct block) + RECORD_HOST(sizeof(struct record_block)))
 
 RB_PROTOTYPE(spares, block, spare, )
 RB_PROTOTYPE(blocks, block, node, )

@@ -230,8 +230,13 @@ bracket_charge(struct core *core, struct bracket *bracket, uint32_t n, struct re
 {
     struct conn *conn = bracket->conn;
     size_t host = BRACKET_HOST + n * CLAIM_HOST;
-    int rc = charge_init(&bracket->charge, conn->user, RES_BRACKETS, n, host, r);
+    int rc;
 
+    if (conn->resuming) /* as of former_claim_leases() */
+        return user_check(conn->user, RES_BRACKETS, n, r)
+                   ? REFUSED
+                   : charge_init(&bracket->charge, conn->user, RES_BRACKETS, n, host, NULL);
+    rc = charge_init(&bracket->charge, conn->user, RES_BRACKETS, n, host, r);
     if (rc == 0 || (conn->swept_ns && core->now_ns - conn->swept_ns < SWEEP_NS))
         return rc;
     conn->swept_ns = fences_sweep(conn, PROTO_BEGIN_MAX) ? 0 : core->now_ns;

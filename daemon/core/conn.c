@@ -65,8 +65,10 @@ conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct u
     struct charge charge;
     struct conn *conn;
 
-    if (charge_init(&charge, user, RES_CONNECTIONS, 1, peer->n_groups * sizeof(gid_t), r))
+    if (user_check(user, RES_CONNECTIONS, 1, r))
         return -EDQUOT;
+    charge_init(&charge, user, RES_CONNECTIONS, 1, CONN_HOST + peer->n_groups * sizeof(gid_t),
+                NULL); /* who has all that he may have comes in to give something up */
     conn = conn_alloc(id, peer);
     if (!conn) {
         charge_deinit(&charge);

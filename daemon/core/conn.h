@@ -74,6 +74,11 @@ struct conn {
     struct entry *let_go; /* CORE_LET_GO, for its end, which does not fail */
 };
 
+/* What one is charged beside its groups: all that it may have had done, too. */
+#define CONN_HOST                                                    \
+    (sizeof(struct conn) + RECORD_HOST(sizeof(struct record_conn)) + \
+     DONE_MAX * RECORD_HOST(sizeof(struct record_done)))
+
 RB_HEAD(conns, conn);
 RB_PROTOTYPE(conns, conn, node, )
 

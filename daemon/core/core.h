@@ -157,6 +157,8 @@ void core_process_kept(struct core *core, uint64_t conn, uint32_t kept);
 /* The same, some of it in each event; from core_journal_is_renewed() on `next` has all that the
  * old one has, and core_switch_journal() makes it the only one. */
 void core_renew_journal(struct core *core, struct journal *next);
+/* It takes more than is charged for it. */
+bool core_journal_is_large(const struct core *core);
 bool core_journal_is_renewed(const struct core *core);
 void core_switch_journal(struct core *core);
 /* Nothing is recorded any more. */

@@ -114,6 +114,7 @@ may_have(struct conn *conn, struct array *array, bool readonly)
 
 #define GONE 2 /* neither 0, nor REFUSED, nor -errno: it cannot be had */
 
+/* Its memory here is charged as what was restored is, whatever the limit. */
 static int
 claim_lease(struct core *core, struct conn *conn, uint64_t id, struct array *array,
             bool readonly, struct refusal *r)
@@ -123,8 +124,9 @@ claim_lease(struct core *core, struct conn *conn, uint64_t id, struct array *arr
                       (unsigned long long)id);
     if (!array || !may_have(conn, array, readonly))
         return GONE;
-    int rc = lease_restore(core, conn, id, array, readonly, r);
-    return rc == REFUSED ? GONE : rc;
+    if (user_check(conn->user, RES_LEASES, 1, r))
+        return GONE;
+    return lease_restore(core, conn, id, array, readonly, NULL);
 }
 
 int
@@ -187,14 +189,14 @@ claim_end(struct core *core, struct conn *conn, const uint64_t end[static 5], st
 /* Its client asks for that again, as it has not had the answer: what it took by then is sent to it,
  * by the same ticket. */
 static int
-claim_repeat(struct core *core, struct conn *conn, uint64_t request, struct refusal *r)
+claim_repeat(struct core *core, struct conn *conn, uint64_t request)
 {
     const struct done *done = done_find(conn, (uint32_t)request, MSG_TAKE);
     struct array *array = done ? array_index_find(core->former_arrays, done->array) : NULL;
 
     if (!array || !may_have(conn, array, true) || ticket_find(core, done->ticket))
         return 0;
-    return ticket_new(core, conn, array, done->readonly, done->ticket, TICKET_OWN, r);
+    return ticket_new(core, conn, array, done->readonly, done->ticket, TICKET_OWN, NULL);
 }
 
 /* Its caller was told of a failure: the name goes, unless it is another array's. */
@@ -250,7 +252,7 @@ former_claim_rest(struct core *core, struct conn *conn, const struct msg_resume_
     while (rc == 0 && conn->deferring < p->deferring && conn->deferring < DEFER_DEPTH_MAX)
         reclaim_defer(core, conn);
     for (uint32_t i = 0; rc == 0 && i < p->repeats.n; i++)
-        rc = claim_repeat(core, conn, p->repeats.v[i], r);
+        rc = claim_repeat(core, conn, p->repeats.v[i]);
     return rc;
 }
 

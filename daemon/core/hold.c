@@ -30,7 +30,7 @@ hold_get(struct conn *conn, struct holds *tree, uint64_t id, struct hold_list *l
     hold = calloc(1, sizeof(*hold));
     if (!hold)
         return -ENOMEM;
-    if (charge_init(&hold->charge, conn->user, RES_HOST, 0, sizeof(*hold), r)) {
+    if (charge_init(&hold->charge, conn->user, RES_HOST, 0, HOLD_HOST, r)) {
         free(hold);
         return REFUSED;
     }

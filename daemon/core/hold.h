@@ -7,6 +7,7 @@
 #pragma once
 
 #include "base/tree.h"
+#include "records.h"
 #include "user.h"
 
 RB_HEAD(holds, hold);
@@ -30,6 +31,9 @@ struct hold {
     bool awaited; /* of a former one: former.h */
     bool claimed; /* which has told of it */
 };
+
+/* What one is charged. */
+#define HOLD_HOST (sizeof(struct hold) + RECORD_HOST(sizeof(struct record_hold)))
 
 RB_PROTOTYPE(holds, hold, node, )
 

@@ -27,19 +27,13 @@ struct head { /* of a record */
     _Atomic uint64_t mark;
 };
 
-_Static_assert(sizeof(struct header) <= JOURNAL_START && sizeof(struct head) == 16,
+_Static_assert(sizeof(struct header) <= JOURNAL_START && sizeof(struct head) == JOURNAL_HEAD,
                "the format");
 
 static struct header *
 header_of(const struct journal *journal)
 {
     return (struct header *)(void *)journal->bytes;
-}
-
-static size_t
-record_size(size_t n)
-{
-    return sizeof(struct head) + ALIGN_UP(n, 8);
 }
 
 /* ---- checksums ---- */
@@ -127,10 +121,10 @@ journal_begin(struct journal *journal, uint8_t type, size_t n)
     struct head *head;
 
     assert(n <= JOURNAL_MAX);
-    if (!make_room(journal, journal->at + record_size(n)))
+    if (!make_room(journal, journal->at + journal_record_size(n)))
         return NULL;
     head = (struct head *)(void *)(journal->bytes + journal->at);
-    memset(head, 0, record_size(n));
+    memset(head, 0, journal_record_size(n));
     head->n = (uint16_t)n;
     head->type = type;
     return head + 1;
@@ -144,7 +138,7 @@ journal_end(struct journal *journal, uint64_t mark)
 
     head->crc = crc_of(head);
     head->mark = mark;
-    journal->at += record_size(head->n);
+    journal->at += journal_record_size(head->n);
     return place;
 }
 
@@ -207,8 +201,8 @@ journal_next(struct journal *journal, uint64_t *place, struct journal_record *re
 {
     const struct head *head = (const struct head *)(const void *)(journal->bytes + *place);
 
-    if (journal->at - *place < sizeof(*head) || journal->at - *place < record_size(head->n) ||
-        crc_of(head) != head->crc) {
+    if (journal->at - *place < sizeof(*head) ||
+        journal->at - *place < journal_record_size(head->n) || crc_of(head) != head->crc) {
         journal->at = *place;
         return false;
     }
@@ -217,6 +211,6 @@ journal_next(struct journal *journal, uint64_t *place, struct journal_record *re
                                    .n = head->n,
                                    .payload = head + 1,
                                    .place = *place};
-    *place += record_size(head->n);
+    *place += journal_record_size(head->n);
     return true;
 }

@@ -20,11 +20,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/macros.h"
+
 #define JOURNAL_VERSION 1
 #define JOURNAL_START   64    /* bytes of the header */
+#define JOURNAL_HEAD    16    /* of what comes before a payload */
 #define JOURNAL_MAX     65535 /* bytes of a payload */
 #define JOURNAL_LIMIT \
     ((size_t)UINT32_MAX * 8) /* bytes of all: a place, in 8 bytes, has 32 bits */
+
+/* Bytes that a record takes, whose payload has so many. */
+static inline size_t
+journal_record_size(size_t n)
+{
+    return JOURNAL_HEAD + ALIGN_UP(n, 8);
+}
 
 struct journal {
     uint8_t *bytes; /* mapped, shared; NULL: there is none */

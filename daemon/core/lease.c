@@ -25,7 +25,7 @@ lease_init(struct lease *lease, struct core *core, struct user *user, struct arr
            bool readonly, struct refusal *r)
 {
     *lease = (struct lease){.readonly = readonly};
-    if (charge_init(&lease->charge, user, RES_LEASES, 1, 0, r))
+    if (charge_init(&lease->charge, user, RES_LEASES, 1, TICKET_HOST, r))
         return REFUSED;
     add_to_array(core, lease, array);
     return 0;
@@ -56,7 +56,7 @@ lease_new(struct core *core, struct conn *conn, struct array *array, bool readon
 
     if (!lease)
         return -ENOMEM;
-    if (charge_init(&lease->charge, conn->user, RES_LEASES, 1, 0, r))
+    if (charge_init(&lease->charge, conn->user, RES_LEASES, 1, sizeof(*lease), r))
         return REFUSED;
     *ret_new_hold = false;
     if (block)

@@ -84,7 +84,9 @@ lost_new(struct pool *pool, struct user *user, struct msg_str name, const struct
     lost->name = (char *)(lost + 1);
     if (name.n)
         memcpy(lost->name, name.p, name.n);
-    charge_init(&lost->charge, user, RES_NAMES, 1, sizeof(*lost) + name.n + 1, NULL);
+    charge_init(&lost->charge, user, RES_NAMES, 1,
+                sizeof(*lost) + name.n + 1 + RECORD_HOST(sizeof(struct record_lost) + name.n),
+                NULL);
     RB_INSERT(losts, &pool->losts, lost);
     keep_generation(pool, user, like->generation);
     persist_lost(user->core, lost);

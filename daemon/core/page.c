@@ -50,7 +50,7 @@ page_new(struct core *core, struct conn *conn, uint32_t request, struct refusal 
     struct page *page;
     struct charge charge;
 
-    if (charge_init(&charge, conn->user, RES_PAGES, 1, sizeof(*page) + TIMELINE_PAGE_BYTES, r))
+    if (charge_init(&charge, conn->user, RES_PAGES, 1, PAGE_HOST, r))
         return REFUSED;
     page = page_alloc(core->next_page + 1);
     if (!page) {
@@ -83,8 +83,7 @@ page_restore(struct core *core, struct conn *conn, uint64_t id,
         free(page);
         return -ENOMEM;
     }
-    charge_init(&page->charge, conn->user, RES_PAGES, 1, sizeof(*page) + TIMELINE_PAGE_BYTES,
-                NULL);
+    charge_init(&page->charge, conn->user, RES_PAGES, 1, PAGE_HOST, NULL);
     page->conn = conn;
     page->made = page->sealed = true;
     page->read = from->read;
@@ -236,7 +235,7 @@ timeline_new(struct core *core, struct conn *conn, struct pool *pool, struct msg
     if (page->timeline)
         return refuse(r, PROTO_ERR_INVALID, "page %llu is a timeline already",
                       (unsigned long long)page->id);
-    if (charge_init(&charge, conn->user, RES_HOST, 0, sizeof(*timeline) + name.n, r))
+    if (charge_init(&charge, conn->user, RES_HOST, 0, TIMELINE_HOST(name.n), r))
         return REFUSED;
     timeline = calloc(1, sizeof(*timeline) + name.n);
     if (!timeline) {

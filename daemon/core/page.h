@@ -62,6 +62,11 @@ struct timeline {            /* a page that has a name */
     char name[]; /* not terminated */
 };
 
+/* What they are charged. */
+#define PAGE_HOST \
+    (sizeof(struct page) + TIMELINE_PAGE_BYTES + RECORD_HOST(sizeof(struct record_page)))
+#define TIMELINE_HOST(n_name) (sizeof(struct timeline) + (n_name) + TEXT_HOST(n_name))
+
 RB_HEAD(pages, page);
 RB_HEAD(timelines, timeline);
 TAILQ_HEAD(page_list, page);

@@ -461,7 +461,8 @@ persist_member(struct array *set, const struct member *member)
 {
     struct core *core = set->charge.user->core;
 
-    persist_array(member->array);
+    if (!member->array->record)
+        persist_array(member->array);
     if (!set->record)
         persist_array(set);
     persist_member_anew(core, set, member);

@@ -11,6 +11,7 @@
 
 #include "core.h"
 #include "done.h"
+#include "journal.h"
 #include "suspect.h"
 
 enum record_type {
@@ -29,6 +30,11 @@ enum record_type {
     RECORD_SUSPECT,
     N_RECORDS,
 };
+
+/* What such a record is charged as memory of the daemon's, and a text more that is in it: twice,
+ * since a journal that is written anew is there beside the one before. */
+#define RECORD_HOST(payload) (2 * journal_record_size(payload))
+#define TEXT_HOST(n)         (2 * ALIGN_UP((size_t)(n), 8))
 
 /* What every record begins with; FLOOR: all zero, TICKET: its secret. A connection's number is
  * struct conn's: it keeps that when its client has come back. */

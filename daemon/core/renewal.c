@@ -7,7 +7,10 @@
 #include "set.h"
 #include "state.h"
 
-#define SOME 64 /* arrays, or connections, that the new journal gets in one event */
+#define SOME   4  /* arrays, or connections, for each piece of an event: that many at least, */
+#define MOST   32 /* and at most, */
+#define FACTOR 4  /* until they are so many times what the event has added to both journals */
+#define SLACK  ((size_t)256 << 10) /* bytes that a journal may take beside what it is charged */
 
 /* What is recorded goes into the new journal alone, until it is told to go on. */
 static struct journal *
@@ -156,21 +159,49 @@ any_anew(struct core *core)
 
 /* ---- all of them ---- */
 
-void
-renewal_run(struct core *core)
+static void
+one_anew(struct core *core)
 {
     struct renewal *at = &core->renewal;
 
+    if (!(at->stage == RENEWAL_CONNS     ? conn_anew(core)
+          : at->stage == RENEWAL_TICKETS ? ticket_anew(core)
+          : at->stage == RENEWAL_SETS    ? member_anew(core)
+                                         : any_anew(core)))
+        *at = (struct renewal){.stage = at->stage + 1};
+}
+
+/* Bytes that events have added since the last time are due so many times. */
+static void
+count_due(struct persist *p)
+{
+    if (!p->journal) /* `next` is the first one */
+        return;
+    p->due += FACTOR * (p->journal->at - p->seen);
+    p->seen = p->journal->at;
+}
+
+/* What is recorded meanwhile is in both journals: that is a part of what there is to be renewed, at
+ * whatever rate it comes. */
+void
+renewal_run(struct core *core)
+{
+    struct persist *p = &core->persist;
+    const struct journal *next = p->next;
+    uint32_t n = 0;
+
     if (!renewal_is_behind(core))
         return;
-    struct journal *journal = turn_to_next(&core->persist);
-    for (int i = 0; i < SOME && at->stage < RENEWAL_ALL; i++)
-        if (!(at->stage == RENEWAL_CONNS     ? conn_anew(core)
-              : at->stage == RENEWAL_TICKETS ? ticket_anew(core)
-              : at->stage == RENEWAL_SETS    ? member_anew(core)
-                                             : any_anew(core)))
-            *at = (struct renewal){.stage = at->stage + 1};
-    turn_back(&core->persist, journal);
+    count_due(p);
+    size_t from = next->at;
+    struct journal *journal = turn_to_next(p);
+    while (core->renewal.stage < RENEWAL_ALL &&
+           (n < SOME * core->pieces || (n < MOST * core->pieces && next->at - from < p->due))) {
+        one_anew(core);
+        n++;
+    }
+    turn_back(p, journal);
+    p->due -= min_u64(p->due, next->at - from);
 }
 
 bool
@@ -199,6 +230,8 @@ core_renew_journal(struct core *core, struct journal *next)
     struct block *block;
 
     p->next = next;
+    p->due = 0;
+    p->seen = p->journal ? p->journal->at : 0;
     core->renewal = (struct renewal){0};
     journal = turn_to_next(p);
     persist_numbers(core);
@@ -212,6 +245,14 @@ core_renew_journal(struct core *core, struct journal *next)
         if (block->promised && block->state == BLOCK_LIVE)
             persist_block(core, block);
     turn_back(p, journal);
+}
+
+/* Of what is charged, half is no less than all records that count take (records.h): the rest is of
+ * those that do not. */
+bool
+core_journal_is_large(const struct core *core)
+{
+    return core->persist.journal->at > core->used[RES_HOST] / 2 + SLACK;
 }
 
 bool

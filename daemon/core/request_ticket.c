@@ -89,7 +89,7 @@ HANDLER(on_take)
         charge_deinit(&ticket->lease.charge);
     rc = grant_add(core, conn, &grant, array, msg_str_eq(p->mode, "r"), r);
     if (rc && in_place)
-        charge_init(&ticket->lease.charge, conn->user, RES_LEASES, 1, 0, NULL);
+        charge_init(&ticket->lease.charge, conn->user, RES_LEASES, 1, TICKET_HOST, NULL);
     if (rc)
         return rc;
     assert(grant.n_arrays == 1); /* one has room, however long what it says */

@@ -70,7 +70,8 @@ set_next(const struct array *array, struct msg_str after, struct msg_str prefix)
 size_t
 member_bytes(const struct member *member)
 {
-    return sizeof(*member) + member->n_key;
+    return sizeof(*member) + member->n_key +
+           RECORD_HOST(sizeof(struct record_member) + member->n_key);
 }
 
 /* A member's share of what the set is charged. */

@@ -47,6 +47,9 @@ struct ticket {
     enum ticket_kind kind;
 };
 
+/* What one is charged. */
+#define TICKET_HOST (sizeof(struct ticket) + RECORD_HOST(sizeof(struct record_ticket)))
+
 RB_HEAD(tickets, ticket);
 RB_HEAD(ticket_ends, ticket); /* the first one first */
 

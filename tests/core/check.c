@@ -22,7 +22,8 @@ struct tally {
     const struct device *device;
     uint64_t used[N_RESOURCES];
     uint64_t
-        beyond[N_RESOURCES]; /* of these, by connections that may be those who are awaited */
+        beyond[N_RESOURCES]; /* of these, by connections: may be those who are awaited; HOST:
+                                     all, which are never refused for it */
     uint64_t arrays, names, leases, departed, lingering, allocated;
     uint64_t pending, pending_entries, queue_bytes;
     uint64_t blocks, bytes, pinned, reserve;
@@ -422,8 +423,10 @@ tally_block(struct core *core, struct tally *t, const struct block *block)
         t->pending_entries++;
         t->pending += array->kind == KIND_PINNED ? 0 : array_bytes(core, array);
     }
-    if (t->user == block->charge.user)
+    if (t->user == block->charge.user) {
         t->used[RES_FDS] += block->kind != KIND_LEGACY;
+        t->used[RES_HOST] += BLOCK_HOST;
+    }
     if ((t->pool && t->pool != block->pool) ||
         (t->device && t->device != &core->devices[block->device]) || t->user)
         return;
@@ -520,9 +523,9 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
         LIST_FOREACH(hold, &page->holds, of_held)
             holds += hold_find(&hold->conn->page_holds, page->id) == hold;
         CHECK(holds == page->n_holds && (!holds || page->sealed));
-        host += sizeof(*page) + TIMELINE_PAGE_BYTES;
+        host += PAGE_HOST;
         if (page->timeline)
-            host += sizeof(*page->timeline) + page->timeline->n_name;
+            host += TIMELINE_HOST(page->timeline->n_name);
         CHECK(!page->timeline ||
               (page->timeline->page == page &&
                (!conn->departed || conn->leaving || former_is_awaited(conn))));
@@ -531,7 +534,7 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
     RB_FOREACH(hold, holds, &conn->page_holds) {
         CHECK(hold->conn == conn && hold->page->conn != conn &&
               (!conn->departed || conn->leaving));
-        host += sizeof(*hold);
+        host += HOLD_HOST;
     }
     TAILQ_FOREACH(part, &conn->published.gone, of_conn) {
         CHECK(!part->array && !part->whole && part->conn == conn && !conn->published.asked);
@@ -569,8 +572,9 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
             host += flush->charge.host;
         }
         t->used[RES_WATCHES] += watches;
-        host += conn->n_groups * sizeof(gid_t);
-        t->used[RES_HOST] += host + holds * sizeof(struct hold);
+        host += conn->n_groups * sizeof(gid_t) + leases * sizeof(struct lease);
+        t->used[RES_HOST] += host + CONN_HOST + holds * HOLD_HOST;
+        t->beyond[RES_HOST] += CONN_HOST + conn->n_groups * sizeof(gid_t);
         if (conn->monitor)
             t->used[RES_HOST] += sizeof(*conn->monitor);
         t->used[RES_BRACKETS] += uses.used[RES_BRACKETS];
@@ -593,15 +597,16 @@ core_check_anew(void)
 }
 
 /* Whether a sum is more than when this was asked last: what is over a limit, since that was
- * lowered, is not. Two sums may have the same place here: then it is not seen. */
+ * lowered, is not. Only `within` is for the limit. Two sums may have the same place here: then it
+ * is not seen. */
 static bool
-has_grown(const uint64_t *sum)
+has_grown(const uint64_t *sum, uint64_t within)
 {
     size_t i = (uintptr_t)sum / sizeof(*sum) % ARRAY_SIZE(seen);
-    bool grown = seen[i].sum == sum && *sum > seen[i].was;
+    bool grown = seen[i].sum == sum && within > seen[i].was;
 
     seen[i].sum = sum;
-    seen[i].was = *sum;
+    seen[i].was = within;
     return grown;
 }
 
@@ -619,12 +624,15 @@ check_user(struct core *core, struct user *user)
     RB_FOREACH(job, jobs, &core->jobs)
         if (job->type == JOB_MEMORY && job->user == user)
             t.used[RES_JOBS]++;
-    for (ticket = ticket_of_user(user, 0); ticket; ticket = ticket_of_user(user, ticket->id))
+    for (ticket = ticket_of_user(user, 0); ticket; ticket = ticket_of_user(user, ticket->id)) {
         t.used[RES_LEASES]++;
+        t.used[RES_HOST] += TICKET_HOST;
+    }
     t.used[RES_HOST] += check_parts(core, &t) + check_expiries(core, &t);
     for (enum resource i = 0; i < N_RESOURCES; i++) { /* I4 */
         CHECK(user->used[i] == t.used[i]);
-        CHECK(!has_grown(&user->used[i]) || user->used[i] - t.beyond[i] <= user_limit(core, i));
+        uint64_t within = user->used[i] - t.beyond[i];
+        CHECK(!has_grown(&user->used[i], within) || within <= user_limit(core, i));
     }
     for (size_t i = 0; i < core->config.n_devices; i++)
         pending += user->owners[i].n;
@@ -670,7 +678,7 @@ check_pool(struct core *core, struct pool *pool)
     CHECK(pool->n_arrays == t.arrays && pool->n_names == t.names);
     CHECK(pool->allocated == t.allocated && pool->pending == t.pending);
     CHECK(pool->used == t.bytes && pool->pinned == t.pinned && pool->n_blocks == t.blocks);
-    CHECK(!has_grown(&pool->used) || !pool->quota || pool->used <= pool->quota);
+    CHECK(!has_grown(&pool->used, pool->used) || !pool->quota || pool->used <= pool->quota);
     CHECK(!pool->leaving || (!pool->owner && !pool_is_used(pool)));
     CHECK(pool->lingering.n == t.lingering);
     TAILQ_FOREACH(block, &pool->reserved, of_pool) {

@@ -24,7 +24,7 @@ model_choose(struct model *m, struct core_config *config)
     config->limits.names = (uint32_t)ONE_OF(3, 100);
     config->limits.leases = (uint32_t)ONE_OF(8, 40);
     config->limits.bytes = ONE_OF(0, 8 << 20);
-    config->limits.host_bytes = ONE_OF(0, 0, 4096, 16384);
+    config->limits.host_bytes = ONE_OF(0, 0, 24 << 10, 48 << 10);
     config->limits.watches = (uint32_t)ONE_OF(2, 20);
     config->limits.jobs = (uint32_t)ONE_OF(2, 8);
     config->limits.brackets = (uint32_t)ONE_OF(3, 40);

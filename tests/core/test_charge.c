@@ -4,7 +4,9 @@
  */
 #include "harness.h"
 
+#include "block.h"
 #include "caid_test.h"
+#include "conn.h"
 
 /* What the connection's uid is charged; there are no more than four uids, by number. */
 static struct msg_user
@@ -19,13 +21,14 @@ charged(struct harness *h, uint64_t conn, uint64_t uid)
     return (struct msg_user){0};
 }
 
-/* But for the two groups of each connection. */
+/* But for its connections, of two groups each, and its leases. */
 static uint64_t
 host(struct harness *h, uint64_t conn)
 {
     struct msg_user user = charged(h, conn, 1000);
 
-    return user.host - user.connections * 2 * sizeof(gid_t);
+    return user.host - user.connections * (CONN_HOST + 2 * sizeof(gid_t)) -
+           user.leases * sizeof(struct lease);
 }
 
 /* ---- bytes ---- */
@@ -93,25 +96,25 @@ CORE_TEST(charge, hold_is_charged_until_it_is_forgotten, h_sharing)
     cr_assert_eq(two.block, one.block);
     uint64_t array = host(h, a) - with_one; /* the block is held already */
     cr_assert_gt(with_one, array);
-    uint64_t hold = with_one - array;
+    uint64_t hold = with_one - array - BLOCK_HOST;
 
     cr_assert_eq(h_open(h, b, "n", NULL, "r")->error, 0);
     uint64_t lease = h->replies[b].arrays[0].lease;
-    cr_assert_eq(host(h, a), 2 * (hold + array));
+    cr_assert_eq(host(h, a), BLOCK_HOST + 2 * (hold + array));
     h_close(h, b, lease);
-    cr_assert_eq(host(h, a), 2 * (hold + array), "it may be mapped still");
+    cr_assert_eq(host(h, a), BLOCK_HOST + 2 * (hold + array), "it may be mapped still");
     h_forget(h, b, one.block);
-    cr_assert_eq(host(h, a), hold + 2 * array);
+    cr_assert_eq(host(h, a), BLOCK_HOST + hold + 2 * array);
     cr_assert_eq(h_open(h, b, "m", NULL, "r")->error, 0);
-    cr_assert_eq(host(h, a), 2 * (hold + array));
+    cr_assert_eq(host(h, a), BLOCK_HOST + 2 * (hold + array));
     h_disconnect(h, b);
-    cr_assert_eq(host(h, a), hold + 2 * array);
+    cr_assert_eq(host(h, a), BLOCK_HOST + hold + 2 * array);
 
     h_unlink(h, a, "n", NULL);
     h_unlink(h, a, "m", NULL);
     h_close(h, a, one.lease);
     h_close(h, a, two.lease);
-    cr_assert_eq(host(h, a), hold);
+    cr_assert_eq(host(h, a), BLOCK_HOST + hold);
     h_flush(h, a);
     h_finish_all(h);
     cr_assert_eq(h_counts(h).blocks, 0);
@@ -156,7 +159,7 @@ CORE_TEST(charge, who_publishes_pays_for_the_texts, h_sharing)
     h_close(h, b, lease);
     cr_assert_geq(charged(h, root, 1001).host, sizeof(text), "it is there");
     h_unlink(h, b, "b", "open");
-    cr_assert_lt(charged(h, root, 1001).host, sizeof(text));
+    cr_assert_lt(charged(h, root, 1001).host, before_b);
 }
 
 /* Arrays in the queue are charged to nobody: held back, they could pile up. */
@@ -167,7 +170,7 @@ shared(struct core_config *config)
 {
     config->limits.connections = 100;
     config->totals.fds = 64;
-    config->totals.host_bytes = 64 << 10;
+    config->totals.host_bytes = 256 << 10;
 }
 
 /* A uid has half of what the others leave, and uid 0 can always connect. */
@@ -221,8 +224,8 @@ CORE_TEST(charge, host_memory_is_shared, shared)
     uint64_t root = h_connect(h, 0, 0);
     for (uid_t uid = 1; uid <= 3; uid++)
         all += charged(h, root, uid).host;
-    cr_assert_lt(all, 60 << 10);
-    cr_assert_gt(all, (60 << 10) * 3 / 4);
+    cr_assert_lt(all, 240 << 10);
+    cr_assert_gt(all, (240 << 10) * 3 / 4);
 }
 
 /* What one packet may have done is bounded, whatever fits into it. */

@@ -94,6 +94,27 @@ CORE_TEST(return, not_what_a_stream_is_to_write, h_sharing)
     h_land(h, page, 0, 1);
 }
 
+/* An earlier release may have charged less. */
+CORE_TEST(return, over_the_limit_with_what_was_there, h_sharing)
+{
+    uint64_t a = come(h, 1000);
+    uint64_t lease = h_create_now(h, a, "x", NULL, 100)->lease;
+    const uint64_t pair[] = {lease, h_show(h, a, "x", NULL)->array};
+    const struct msg_resume_params p = {.write = {pair, 2}, .done = true};
+    struct core_config config = h->config;
+
+    saved_restart(h);
+    config.limits.host_bytes = 1;
+    cr_assert_eq(h_reconfigure(h, &config), 0);
+    uint64_t b = connect_as(h, a);
+    cr_assert(hello(h, b, a)->resumed);
+    const struct h_reply *reply = h_request(h, b, MSG_RESUME, &p);
+    cr_assert_eq(reply->error, 0, "%s", reply->text);
+    cr_assert_eq(reply->n_parts, 0, "nothing is lost");
+    cr_assert_eq(h_create(h, b, NULL, NULL, 0)->error, PROTO_ERR_QUOTA);
+    h_close(h, b, lease);
+}
+
 /* Release 0.1.0 recorded less of one. */
 CORE_TEST(return, with_a_ticket_of_an_older_daemon, h_sharing)
 {

@@ -58,22 +58,27 @@ def used(daemon):
     return memory(daemon)["used"]
 
 
-def charges(daemon, uid=None):
-    """What a uid is charged, this one's without the connection that asks."""
-    uid = os.getuid() if uid is None else uid
+def own_charges(client):
+    [user] = [user for user in client.call("users")["users"] if user["uid"] == os.getuid()]
+    return {k: v for k, v in user.items() if k not in ("uid", "time_ns")}
+
+
+def charges(daemon):
+    """What this uid is charged without the connection that asks, and without the memory of others."""
     with daemon.client() as c:
-        users = {user["uid"]: user for user in c.call("users")["users"]}
-    charged = {k: v for k, v in users.get(uid, {}).items() if k not in ("uid", "time_ns")}
-    if uid == os.getuid():
-        charged["connections"] -= 1
-        charged["fds"] -= 2
+        charged = own_charges(c)
+        with daemon.client():
+            one = own_charges(c)["host"] - charged["host"]
+    charged["host"] -= one * charged["connections"]
+    charged["connections"] -= 1
+    charged["fds"] -= 2
     return charged
 
 
-def nothing_charged(daemon, uid=None, but=()):
+def nothing_charged(daemon, but=()):
     """But for connections, where these may be there, with their fds."""
     but = {*but, "fds"} if "connections" in but else but
-    return not any(n for what, n in charges(daemon, uid).items() if what not in but)
+    return not any(n for what, n in charges(daemon).items() if what not in but)
 
 
 def in_child(daemon, body, *args, uid=None):

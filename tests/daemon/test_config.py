@@ -29,7 +29,7 @@ pages = 4096
 bytes = 0
 pinned_bytes = 0
 host_bytes = 1G
-total_host_bytes = 3G
+total_host_bytes = 2560M
 [memory]
 block_size = 32M
 shared_max = 4M
@@ -71,6 +71,14 @@ def check(tmp_path):
 
 def test_defaults(check):
     assert check("") == (0, DEFAULTS, "")
+
+
+def test_shipped_unit_has_memory_for_what_may_be_charged():
+    """Both journals and the core's own memory take up to one and a half times that."""
+    unit = (SHIPPED.parents[1] / "systemd" / "caid.service.in").read_text()
+    memory = int(re.search(r"^MemoryMax=(\d+)G$", unit, re.M)[1]) << 10
+    charged = int(re.search(r"^total_host_bytes = (\d+)M$", DEFAULTS, re.M)[1])
+    assert charged * 3 // 2 + 256 <= memory
 
 
 def test_shipped_file_changes_nothing(check):

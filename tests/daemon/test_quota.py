@@ -45,7 +45,7 @@ def test_pinned_bytes_are_half_of_the_machine(daemon):
         ("arrays = 3", lambda c, i: create(c, 100)),
         ("names = 3", lambda c, i: create(c, 100, name=f"n{i}")),
         ("leases = 3", lambda c, i: create(c, 100)),
-        ("host_bytes = 16K", lambda c, i: create(c, 100, metadata="x" * 4000)),
+        ("host_bytes = 60K", lambda c, i: create(c, 100, metadata="x" * 4000)),
     ],
 )
 def test_limits_of_a_uid(start, limit, make):

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a journal takes: no more than is charged for it, whatever is recorded while it is renewed.
+ */
+#include "journal.h"
+
+#include "array.h"
+#include "block.h"
+#include "books.h"
+#include "caid_test.h"
+#include "conn.h"
+#include "expiry.h"
+#include "set.h"
+#include "state.h"
+
+static char text[3000] = {[0 ... 2999] = 'x'};
+
+/* Goes over to a new one, which has each record once. */
+static size_t
+renewed(struct harness *h)
+{
+    const struct journal *was = h->journal;
+
+    while (h->journal == was) {
+        saved_renew(h);
+        h_tick(h, 0);
+    }
+    return h->journal->at;
+}
+
+/* ---- what is charged ---- */
+
+#define TIMES 8
+
+static uint64_t
+some_array(struct harness *h, uint64_t conn, uint64_t i)
+{
+    const int64_t ones[] = {1, 1, 1, 1, 1, 1, 1, 1};
+    const struct msg_create_params p = {.typestr = MSG_STR("|V1"),
+                                        .descr = {text, 1000},
+                                        .shape = {ones, 8},
+                                        .strides = {ones, 8},
+                                        .name = {text, 100 + i},
+                                        .metadata = {text, 1500}};
+
+    h_request(h, conn, MSG_CREATE, &p);
+    h_finish_all(h);
+    return sizeof(struct array) + sizeof(struct range) + sizeof(struct lease);
+}
+
+static uint64_t
+some_texts(struct harness *h, uint64_t conn, uint64_t i)
+{
+    const struct msg_publish_params p = {.lease = i,
+                                         .name = {text, 200 + i},
+                                         .metadata = {text, sizeof(text)},
+                                         .ttl_ns = 1000000000};
+
+    h_request(h, conn, MSG_PUBLISH, &p);
+    return sizeof(struct expiry);
+}
+
+static uint64_t
+some_set(struct harness *h, uint64_t conn, uint64_t i)
+{
+    const uint64_t set = h_create_now(h, conn, NULL, NULL, 0)->lease;
+    const struct msg_str key = {text, 150};
+    const char name[] = {'s', (char)('a' + i), '/'};
+
+    h_request(h, conn, MSG_STAGE, &(struct msg_stage_params){set, {&key, 1}, {&i, 1}});
+    h_request(h, conn, MSG_PUBLISH,
+              &(struct msg_publish_params){.lease = set, .name = {name, sizeof(name)}});
+    return sizeof(struct array) + sizeof(struct set) + sizeof(struct member);
+}
+
+static uint64_t
+some_ticket(struct harness *h, uint64_t conn, uint64_t i)
+{
+    const uint64_t secret[] = {i, 1};
+
+    h_request(h, conn, MSG_SEND, &(struct msg_send_params){.lease = i, .ticket = {secret, 2}});
+    return sizeof(struct ticket);
+}
+
+static uint64_t
+some_block(struct harness *h, uint64_t conn, uint64_t i)
+{
+    (void)i;
+    h_made(h, conn, 1, exclusive);
+    return sizeof(struct block) + sizeof(struct hold) + sizeof(struct array);
+}
+
+static uint64_t
+some_timeline(struct harness *h, uint64_t conn, uint64_t i)
+{
+    char name[200] = {[0 ... 190] = 'x', (char)('a' + i)};
+
+    h_timeline(h, conn, name, NULL, h_page_new(h, conn));
+    return sizeof(struct page) + TIMELINE_PAGE_BYTES + sizeof(struct timeline);
+}
+
+/* One that comes back, with as much done as it may have under way. */
+static uint64_t
+some_client(struct harness *h, uint64_t conn, uint64_t i)
+{
+    const struct msg_str feature = MSG_STR("resume");
+    char name[16];
+
+    (void)i;
+    conn = h_connect_raw(h, 1000, 1000);
+    h_request(h, conn, MSG_HELLO, &(struct msg_hello_params){1, 1, .features = {&feature, 1}});
+    for (int n = 0; n < DONE_MAX; n++) {
+        snprintf(name, sizeof(name), "n%d", n % 2);
+        h_create_now(h, conn, name, NULL, 0);
+        h_unlink(h, conn, name, NULL);
+    }
+    return sizeof(struct conn);
+}
+
+/* Twice what is recorded, and what it takes beside. */
+CORE_TEST(journal, is_charged_twice, h_sharing)
+{
+    static uint64_t (*const kinds[])(struct harness *, uint64_t,
+                                     uint64_t) = {some_array,  some_texts, some_set,
+                                                  some_ticket, some_block, some_timeline,
+                                                  some_client};
+    uint64_t conn = h_connect(h, 1000, 1000);
+
+    for (size_t k = 0; k < ARRAY_SIZE(kinds); k++) {
+        uint64_t heap = 0, was = h->core->used[RES_HOST];
+        size_t at = renewed(h);
+        for (uint64_t i = 1; i <= TIMES; i++) {
+            heap += kinds[k](h, conn, i);
+            cr_assert_eq(h->replies[conn].error, 0, "%zu: %s", k, h->replies[conn].text);
+        }
+        at = renewed(h) - at;
+        cr_assert_gt(at, TIMES * 64);
+        cr_assert_geq(h->core->used[RES_HOST] - was, heap + 2 * at, "kind %zu", k);
+    }
+}
+
+/* ---- what it takes ---- */
+
+#define MANY 2000
+
+static void
+room_for_many(struct core_config *config)
+{
+    h_sharing(config);
+    config->limits.arrays = config->limits.names = config->limits.leases = 2 * MANY;
+}
+
+/* While it is renewed, whoever records as much as he can adds a part of it. */
+CORE_TEST(journal, is_bounded_while_it_is_renewed, room_for_many)
+{
+    uint64_t conn = h_connect(h, 1000, 1000);
+    const struct msg_publish_params p = {.lease = 1,
+                                         .name = MSG_STR("n"),
+                                         .metadata = {text, sizeof(text)}};
+
+    for (int i = 0; i < MANY; i++)
+        h_create_now(h, conn, NULL, NULL, 0);
+    h_request(h, conn, MSG_PUBLISH, &p);
+    size_t live = renewed(h), from = h->journal->at;
+    h->by_hand = true;
+    saved_renew(h);
+    while (!core_journal_is_renewed(h->core))
+        h_request(h, conn, MSG_PUBLISH, &p);
+    h->by_hand = false;
+    cr_assert_gt(h->journal->at, from + 3 * sizeof(text));
+    cr_assert_lt(h->journal->at, from + live / 4 + 2 * sizeof(text));
+}
+
+/* What has gone is not paid for any more. */
+CORE_TEST(journal, is_large_when_little_of_it_counts, room_for_many)
+{
+    uint64_t conn = h_connect(h, 1000, 1000);
+
+    for (uint64_t i = 1; i <= MANY; i++)
+        h_create_now(h, conn, NULL, NULL, 0);
+    cr_assert_not(core_journal_is_large(h->core));
+    for (uint64_t i = 1; i <= MANY; i++)
+        h_close(h, conn, i);
+    cr_assert(core_journal_is_large(h->core));
+    renewed(h);
+    cr_assert_not(core_journal_is_large(h->core));
+}
