@@ -45,21 +45,37 @@ found_compare(const void *a, const void *b)
 static const struct kind {
     size_t min;  /* bytes of a record */
     size_t item; /* of its list; 0: it has none */
+    size_t name; /* where that begins, behind a byte that says how long it is; 0: it has none */
 } kinds[N_RECORDS] = {
-    [RECORD_POOL] = {sizeof(struct record_pool), sizeof(void *)},
+    [RECORD_POOL] = {sizeof(struct record_pool), sizeof(void *),
+                     offsetof(struct record_pool, name)},
     [RECORD_BLOCK] = {sizeof(struct record_block), sizeof(struct restore_block)},
     [RECORD_ARRAY] = {sizeof(struct record_array), sizeof(struct restore_array)},
-    [RECORD_MEMBER] = {sizeof(struct record_member), sizeof(void *)},
+    [RECORD_MEMBER] = {sizeof(struct record_member), sizeof(void *),
+                       offsetof(struct record_member, name)},
     [RECORD_CONN] = {sizeof(struct record_conn), sizeof(struct restore_conn)},
     [RECORD_HOLD] = {sizeof(struct record_hold), sizeof(void *)},
-    [RECORD_PAGE] = {sizeof(struct record_page), sizeof(struct restore_page)},
+    [RECORD_PAGE] = {sizeof(struct record_page), sizeof(struct restore_page),
+                     offsetof(struct record_page, name)},
     [RECORD_FLOOR] = {sizeof(struct record_floor), sizeof(void *)},
     [RECORD_DONE] = {sizeof(struct record_done), sizeof(void *)},
     [RECORD_GONE] = {sizeof(struct record_gone), 0},
-    [RECORD_LOST] = {sizeof(struct record_lost), sizeof(void *)},
+    [RECORD_LOST] = {sizeof(struct record_lost), sizeof(void *),
+                     offsetof(struct record_lost, name)},
     [RECORD_TICKET] = {offsetof(struct record_ticket, made_ns), sizeof(void *)},
     [RECORD_SUSPECT] = {sizeof(struct record_suspect), sizeof(void *)},
 };
+
+/* What says more than it has is damaged, whatever its checksum. */
+static bool
+is_whole(const struct journal_record *record)
+{
+    const struct kind *kind = &kinds[record->type];
+    const uint8_t *p = record->payload;
+
+    return record->n >= kind->min &&
+           (!kind->name || record->n >= kind->name + p[kind->name - 1]);
+}
 
 /* Of a type that is not known, or too short: it is left out. */
 static bool
@@ -67,8 +83,7 @@ found_init(struct found *ret, const struct journal_record *record)
 {
     const struct record_gone *gone = record->payload;
 
-    if (record->type >= N_RECORDS || !kinds[record->type].min ||
-        record->n < kinds[record->type].min)
+    if (record->type >= N_RECORDS || !kinds[record->type].min || !is_whole(record))
         return false;
     *ret = (struct found){
         .key = gone->key,
@@ -224,7 +239,8 @@ restore_block(const struct restoring *to, struct restore_block *b)
     uint32_t device;
     struct refusal r;
 
-    if (!pool || device_find(to->core, MSG_STR(record->device), &device, &r) ||
+    if (!pool || record->device[sizeof(record->device) - 1] ||
+        device_find(to->core, MSG_STR(record->device), &device, &r) ||
         record->kind >= N_KINDS || record->kind == KIND_LEGACY)
         return 0;
     if (core_get_user(to->core, record->uid, (gid_t)-1, &user) < 0)

@@ -5,7 +5,9 @@
 #include "books.h"
 #include "caid_test.h"
 #include "journal.h"
+#include "lost.h"
 #include "records.h"
+#include "state.h"
 
 /* Whether it is known; token 0: it says none. */
 static const struct h_reply *
@@ -115,6 +117,32 @@ CORE_TEST(return, over_the_limit_with_what_was_there, h_sharing)
     h_close(h, b, lease);
 }
 
+static void
+record(struct harness *h, uint8_t type, const void *payload, size_t n)
+{
+    memcpy(journal_begin(h->journal, type, n), payload, n);
+    journal_end(h->journal, 0);
+    journal_commit(h->journal);
+}
+
+/* What its checksum does not know is how long the name may be. */
+CORE_TEST(return, without_a_name_that_is_longer_than_its_record, h_sharing)
+{
+    struct record_lost lost = {.pool = 1, .uid = 1000, .why = LOST_RECORD, .n_name = 0};
+
+    h_create_now(h, come(h, 1000), "x", NULL, 100); /* in pool 1 */
+    for (uint64_t over = 0; over < 2; over++) {
+        lost.key.id = 1000 + over;
+        lost.n_name = (uint8_t)(sizeof(lost) - offsetof(struct record_lost, name) + over);
+        record(h, RECORD_LOST, &lost, sizeof(lost));
+    }
+    saved_restart(h);
+    struct lost *first =
+        lost_find_next(pool_find_from(h->core, MSG_STR("uid:1000")), MSG_STR(""), MSG_STR(""));
+    cr_assert(first && first->id == 1000);
+    cr_assert_not(RB_NEXT(losts, , first));
+}
+
 /* Release 0.1.0 recorded less of one. */
 CORE_TEST(return, with_a_ticket_of_an_older_daemon, h_sharing)
 {
@@ -129,9 +157,7 @@ CORE_TEST(return, with_a_ticket_of_an_older_daemon, h_sharing)
                                       .array = h_show(h, a, "x", NULL)->array,
                                       .lease = 99,
                                       .readonly = true};
-    memcpy(journal_begin(h->journal, RECORD_TICKET, n), &old, n);
-    journal_end(h->journal, 0);
-    journal_commit(h->journal);
+    record(h, RECORD_TICKET, &old, n);
     saved_restart(h);
     cr_assert_eq(h_request(h, h_connect(h, 1000, 1000), MSG_TAKE, &take)->error, 0);
 }
