@@ -60,6 +60,7 @@ struct array { /* a million of them must be cheap */
     bool abandoned : 1;    /* a writer died, and nobody has written or discarded it since */
     bool lingering : 1;    /* dead, in core->lingering */
     bool is_part : 1;      /* lies in another one's memory */
+    bool is_old_part : 1;  /* and did so in an earlier core */
     bool is_whole : 1;     /* others lie in its memory */
     bool is_companion : 1; /* another one keeps it, and it has no name */
     bool record_turn : 1;  /* in which journal: struct persist */

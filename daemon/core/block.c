@@ -328,11 +328,13 @@ block_use(struct core *core, struct block *block)
 }
 
 void
-block_forget_known(struct block *block)
+block_know_claims(struct core *core, struct hold *hold)
 {
-    if (block->is_known)
-        LIST_REMOVE(block, of_known);
-    block->is_known = false;
+    hold->awaited = false;
+    hold->landing = true;
+    hold->block->n_awaited--;
+    hold->block->n_landing++;
+    doubts_know(&core->known, &hold->block->doubts);
 }
 
 void
@@ -340,17 +342,17 @@ block_know_hold(struct core *core, struct hold *hold, bool stays)
 {
     struct block *block = hold->block;
 
-    if (hold->before && !stays) {
+    if (!hold->before)
+        return;
+    block->n_awaited -= hold->awaited;
+    block->n_landing -= hold->landing;
+    hold->awaited = hold->landing = false;
+    if (!stays) {
         hold->before = false;
         if (--block->n_before == 0 && block->aside)
             LIST_INSERT_HEAD(&core->aside, block, of_aside);
     }
-    if (hold->awaited) {
-        hold->awaited = false;
-        block->is_known = --block->n_awaited == 0;
-        if (block->is_known)
-            LIST_INSERT_HEAD(&core->known, block, of_known);
-    }
+    doubts_know(&core->known, &block->doubts);
 }
 
 void
@@ -369,7 +371,7 @@ block_unhold(struct core *core, struct hold *hold)
 void
 block_retire(struct core *core, struct block *block)
 {
-    block_forget_known(block);
+    doubts_leave(&block->doubts);
     block_use(core, block);
     block->state = BLOCK_RELEASING; /* from here on block_settle() leaves it alone */
     while (!LIST_EMPTY(&block->holds))

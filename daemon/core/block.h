@@ -42,10 +42,9 @@ struct block {
     struct waiter_list waiters; /* while it is allocated */
     struct hold_list holds;
     uint32_t n_before;  /* of those, by connections of an earlier core: restore.h */
-    uint32_t n_awaited; /* and by those that come back: former.h */
-    struct use_doubts doubts;
-    bool is_known;
-    LIST_ENTRY(block) of_known; /* core->known: none is awaited, and doubts are left */
+    uint32_t n_awaited; /* and by those of whom it is not known what for: former.h */
+    uint32_t n_landing; /* and by those of whom it is, while their streams may use it */
+    struct doubts doubts;
     struct range *aside; /* what was free then, one by the link of the other, until they end */
     LIST_ENTRY(block) of_aside; /* core->aside, from then on until all is put back */
     uint64_t emptied_ns;
@@ -107,8 +106,9 @@ void block_release(struct core *core, struct block *block);
 void block_retire(struct core *core, struct block *block);
 void block_destroy(struct core *core, struct block *block);
 
+/* It is known what for, but for what streams do. */
+void block_know_claims(struct core *core, struct hold *hold);
 /* A hold is like any other from now on; `stays`: set aside for it is what is free, as before. */
-void block_forget_known(struct block *block);
 void block_know_hold(struct core *core, struct hold *hold, bool stays);
 /* A hold without leases goes. */
 void block_unhold(struct core *core, struct hold *hold);

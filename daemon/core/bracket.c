@@ -326,6 +326,7 @@ bracket_resume(struct core *core, struct conn *conn, uint32_t request,
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         resume_claim(conn, &bracket->claims[i]);
     metrics_count(conn->user, COUNT_BRACKETS_BEGUN, 1);
+    former_goes_on(core, conn);
     send_result(core, conn, request, MSG_BEGIN, &(struct msg_fences_result){}, NULL, 0);
     return 0;
 }

@@ -30,14 +30,16 @@ struct conn {
     uint64_t token[2];
     uint64_t old_token[2];       /* by which it has been taken up, and may be again */
     uint64_t number;             /* in the journal; 0: none */
-    TAILQ_ENTRY(conn) of_former; /* core->formers */
+    TAILQ_ENTRY(conn) of_former; /* user->formers, or core->landing */
+    uint64_t late_ns;            /* it is waited for until then */
     gid_t *groups;
     size_t n_groups;
     char client[PROTO_CLIENT_MAX + 1];
     bool greeted;       /* HELLO has passed */
     bool lacks_place;   /* more than its user may have: it may be one that is awaited */
     bool resumes;       /* its client will, after a restart */
-    bool former;        /* of an earlier core: former.h */
+    bool former;        /* of an earlier core, and has not told what it has: former.h */
+    bool landing;       /* it has, and its streams are still to store something */
     bool returned;      /* its client has, by another connection, whose number it has */
     bool resuming;      /* it tells what its client has */
     bool leaves;        /* and has told that it uses nothing of it */

@@ -135,7 +135,7 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
 
     if (!core)
         return -ENOMEM;
-    TAILQ_INIT(&core->formers);
+    TAILQ_INIT(&core->landing);
     TAILQ_INIT(&core->busy); /* trees and LISTs are empty as they are, all zero */
     TAILQ_INIT(&core->lingering);
     TAILQ_INIT(&core->landed);
@@ -270,20 +270,20 @@ core_free(struct core *core)
 static void
 look(struct core *core)
 {
-    bool is_time = core->linger_at_ns <= core->now_ns, more = false, waits = false;
+    bool is_time = core->linger_at_ns <= core->now_ns, more = false;
 
     if (!is_time && TAILQ_EMPTY(&core->landed))
         return;
     if (is_time) {
         more = pages_look(core);
         more |= linger_look(core);
-        waits = formers_look(core);
         core->linger_at_ns = UINT64_MAX;
+        formers_look(core);
     }
     arrays_settle_landed(core);
     waiters_run(core);
     if (!TAILQ_EMPTY(&core->closing_pages) || !TAILQ_EMPTY(&core->lingering) ||
-        !TAILQ_EMPTY(&core->hopeful) || waits)
+        !TAILQ_EMPTY(&core->hopeful))
         linger_later(core, more ? LINGER_REST_NS : LINGER_TURN_NS);
 }
 

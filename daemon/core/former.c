@@ -11,12 +11,17 @@
 #include "settle.h"
 #include "state.h"
 
-#define FORMER_NS UINT64_C(30000000000) /* for which clients that come back are waited for */
+#define FORMER_NS UINT64_C(30000000000) /* without a word of one that comes back */
+#define ITEM_NS   UINT64_C(100000)      /* for each array that it may tell of, beside */
+#define LATE_NS   UINT64_C(1000000000)  /* between two looks who is late */
+#define LATE_MAX  16                    /* that are given up in one event */
+#define PAGES_MAX 64                    /* that are looked at in one: each has its slots */
 
 int
 formers_begin(struct core *core, const struct restore_array *arrays, size_t n)
 {
     core->former_arrays = array_index_new(arrays, n);
+    core->formers_end_ns = core->now_ns + 2 * FORMER_NS + n * ITEM_NS;
     return core->former_arrays ? 0 : -ENOMEM;
 }
 
@@ -26,28 +31,70 @@ void
 former_new(struct core *core, struct conn *conn)
 {
     conn->former = true;
-    TAILQ_INSERT_TAIL(&core->formers, conn, of_former);
-    core->formers_until_ns = core->now_ns + FORMER_NS;
-    linger_later(core, LINGER_TURN_NS);
+    conn->late_ns = core->now_ns + FORMER_NS;
+    TAILQ_INSERT_TAIL(&conn->user->formers, conn, of_former);
+    core->n_formers++;
+    core->formers_at_ns = core->now_ns + LATE_NS;
+    linger_later(core, LATE_NS);
+}
+
+/* Nobody of a uid's is left. */
+static void
+know_pools(struct core *core)
+{
+    struct pool *pool;
+
+    RB_FOREACH(pool, pools, &core->pools)
+        doubts_know(&core->known, &pool->doubts);
+}
+
+/* It has told what it has, or will not. */
+static void
+end_claims(struct core *core, struct conn *conn)
+{
+    conn->former = conn->resuming = false;
+    TAILQ_REMOVE(&conn->user->formers, conn, of_former);
+    if (--core->n_formers == 0)
+        free(TAKE_PTR(core->former_arrays));
+    if (TAILQ_EMPTY(&conn->user->formers))
+        know_pools(core);
+}
+
+static void
+begin_landing(struct core *core, struct conn *conn)
+{
+    struct hold *hold;
+
+    conn->landing = true;
+    TAILQ_INSERT_TAIL(&core->landing, conn, of_former);
+    conn->user->n_landing++;
+    RB_FOREACH(hold, holds, &conn->holds)
+        if (hold->awaited)
+            block_know_claims(core, hold);
+}
+
+static void
+end_landing(struct core *core, struct conn *conn)
+{
+    conn->landing = false;
+    TAILQ_REMOVE(&core->landing, conn, of_former);
+    if (--conn->user->n_landing == 0)
+        know_pools(core);
 }
 
 void
 former_end(struct core *core, struct conn *conn)
 {
     struct hold *hold;
-    struct conn *other;
 
-    if (!conn->former)
+    if (conn->former)
+        end_claims(core, conn);
+    else if (conn->landing)
+        end_landing(core, conn);
+    else
         return;
-    conn->former = conn->resuming = false;
-    TAILQ_REMOVE(&core->formers, conn, of_former);
     RB_FOREACH(hold, holds, &conn->holds)
         block_know_hold(core, hold, conn->leaves);
-    if (!TAILQ_EMPTY(&core->formers))
-        return;
-    free(TAKE_PTR(core->former_arrays));
-    RB_FOREACH(other, conns, &core->conns)
-        published_tell(core, other);
 }
 
 /* Both words at once: how far they agree takes no less time. */
@@ -72,30 +119,35 @@ former_keeps_place(const struct core *core, const struct user *user, pid_t pid)
     const struct conn *former;
     bool is_one = false;
 
-    TAILQ_FOREACH(former, &core->formers, of_former) {
-        bool is_ours = former->user == user && former_is_awaited(former);
-        n += is_ours;
-        is_one |= is_ours && former->pid == pid;
+    TAILQ_FOREACH(former, &user->formers, of_former) {
+        n += former_is_awaited(former);
+        is_one |= former_is_awaited(former) && former->pid == pid;
     }
     return is_one && user->used[RES_CONNECTIONS] < n;
 }
 
 struct conn *
-former_find(struct core *core, const struct conn *conn, struct msg_u64s token)
+former_find(const struct conn *conn, struct msg_u64s token)
 {
     struct conn *former;
 
-    TAILQ_FOREACH(former, &core->formers, of_former)
-        if (former_is_awaited(former) && former->user == conn->user &&
-            former->pid == conn->pid && has_token(former, token))
+    TAILQ_FOREACH(former, &conn->user->formers, of_former)
+        if (former_is_awaited(former) && former->pid == conn->pid && has_token(former, token))
             return former;
     return NULL;
+}
+
+void
+former_goes_on(const struct core *core, struct conn *conn)
+{
+    conn->late_ns = min_u64(core->now_ns + FORMER_NS, core->formers_end_ns);
 }
 
 void
 former_resume(struct core *core, struct conn *conn, const uint64_t token[static 2])
 {
     conn->resuming = true;
+    former_goes_on(core, conn);
     memcpy(conn->old_token, token, sizeof(conn->old_token));
     persist_process(core, conn);
 }
@@ -160,7 +212,10 @@ former_claim_write(struct conn *conn, struct array *array)
 void
 former_unclaim_write(const struct conn *conn, struct array *array)
 {
-    array->use->writer = conn->number;
+    bool is_doubted = array->use->doubt == DOUBT_CLAIMS;
+
+    array->abandoned |= !is_doubted;
+    array->use->writer = is_doubted ? conn->number : 0;
     array->use->was_written = false;
 }
 
@@ -280,7 +335,7 @@ give_back(struct core *core, struct conn *conn)
 static bool
 has_landed(const struct page *page)
 {
-    for (size_t i = 0; page->before && i < TIMELINE_SLOTS; i++)
+    for (size_t i = 0; i < TIMELINE_SLOTS; i++)
         if (timeline_state(&page->slots[i], page->before[i]) == FENCE_PENDING)
             return false;
     return true;
@@ -288,29 +343,32 @@ has_landed(const struct page *page)
 
 /* What it had submitted by the restart has landed: it is a connection like any other. */
 static void
-look_at(struct core *core, struct conn *conn)
+look_at(struct core *core, struct conn *conn, uint32_t *budget)
 {
     struct page *page;
 
-    if (conn->resuming || !conn->returned)
-        return;
-    LIST_FOREACH(page, &conn->pages, of_conn)
-        if (!has_landed(page))
+    LIST_FOREACH(page, &conn->pages, of_conn) {
+        if (!page->before)
+            continue;
+        if (*budget == 0 || (--*budget, !has_landed(page)))
             return;
-    LIST_FOREACH(page, &conn->pages, of_conn)
         free(TAKE_PTR(page->before));
+    }
     former_end(core, conn);
 }
 
 void
 former_done(struct core *core, struct conn *conn, bool leaves)
 {
+    uint32_t budget = PAGES_MAX;
+
     if (!leaves)
         give_back(core, conn);
-    conn->resuming = false;
     conn->leaves = leaves;
-    look_at(core, conn);
-    if (conn->former)
+    end_claims(core, conn);
+    begin_landing(core, conn);
+    look_at(core, conn, &budget);
+    if (conn->landing)
         linger_later(core, LINGER_TURN_NS);
 }
 
@@ -322,8 +380,50 @@ give_up(struct core *core, struct conn *conn)
     conn->leaves = true;
     former_end(core, conn);
     persist_process(core, conn);
+    if (!conn->departed) {
+        conn_end(core, conn, "it has come back, and not told in time what it has");
+        return;
+    }
     conn->stage = 0; /* what has stayed for it goes, too: names of timelines */
     conn_wake(conn);
+}
+
+/* Whether there may be more. */
+static bool
+give_up_late(struct core *core)
+{
+    struct conn *conn, *next;
+    struct user *user;
+    int n = 0;
+
+    RB_FOREACH(user, users, &core->users)
+        for (conn = TAILQ_FIRST(&user->formers); conn; conn = next) {
+            next = TAILQ_NEXT(conn, of_former);
+            if (core->now_ns < conn->late_ns)
+                continue;
+            if (n++ == LATE_MAX)
+                return true;
+            give_up(core, conn);
+        }
+    return false;
+}
+
+/* Those first that were not looked at for longest. */
+static void
+look_at_landing(struct core *core)
+{
+    const struct conn *last = TAILQ_LAST(&core->landing, conn_list);
+    uint32_t budget = PAGES_MAX;
+    struct conn *conn = NULL;
+
+    while (conn != last && budget > 0) {
+        conn = TAILQ_FIRST(&core->landing);
+        TAILQ_REMOVE(&core->landing, conn, of_former);
+        TAILQ_INSERT_TAIL(&core->landing, conn, of_former);
+        look_at(core, conn, &budget);
+    }
+    if (!TAILQ_EMPTY(&core->landing))
+        linger_later(core, budget > 0 ? LINGER_TURN_NS : LINGER_REST_NS);
 }
 
 void
@@ -341,18 +441,15 @@ former_hangup(struct conn *conn)
         page->claimed = false;
 }
 
-bool
+void
 formers_look(struct core *core)
 {
-    struct conn *conn, *next;
-
-    for (conn = TAILQ_FIRST(&core->formers); conn; conn = next) {
-        next = TAILQ_NEXT(conn, of_former);
-        look_at(core, conn);
-        if (conn->former && !conn->returned && core->now_ns >= core->formers_until_ns)
-            give_up(core, conn);
-    }
-    return !TAILQ_EMPTY(&core->formers);
+    if (!TAILQ_EMPTY(&core->landing))
+        look_at_landing(core);
+    if (core->n_formers && core->now_ns >= core->formers_at_ns)
+        core->formers_at_ns = core->now_ns + (give_up_late(core) ? LINGER_REST_NS : LATE_NS);
+    if (core->n_formers)
+        linger_later(core, core->formers_at_ns - core->now_ns);
 }
 
 /* ---- what is in doubt ---- */
@@ -364,23 +461,24 @@ former_doubt(struct array *array, uint64_t writer)
 
     if (use_get(array, &use) < 0)
         return -ENOMEM;
-    array->abandoned |= writer && !use->doubted;
-    if (use->doubted && writer)
+    array->abandoned |= writer && use->doubt != DOUBT_CLAIMS;
+    if (use->doubt == DOUBT_CLAIMS && writer)
         use->writer = writer;
-    else if (use->doubted)
+    else if (use->doubt == DOUBT_CLAIMS)
         use->awaited = true;
     use_settle(use);
     return 0;
 }
 
 static void
-settle_doubt(struct core *core, struct use *use)
+settle_doubt(struct core *core, struct use *use, enum doubt left)
 {
     struct array *array = use->array;
     bool was_awaited = use->awaited, is_torn = use->writer;
 
-    LIST_REMOVE(use, of_doubts);
-    use->doubted = use->awaited = use->was_written = false;
+    use_doubt(use, left);
+    use->awaited = false;
+    use->was_written &= left == DOUBT_STREAMS;
     use->writer = 0;
     if (is_torn)
         use_abandon(use);
@@ -391,49 +489,57 @@ settle_doubt(struct core *core, struct use *use)
         array_settle(core, array);
 }
 
-/* Uses may have gone without this. */
+/* Of one kind all are, or none is. Uses may have gone without this. */
 static struct use *
-first_settled(struct core *core)
+first_settled(struct core *core, enum doubt *left)
 {
-    struct block *block;
+    struct doubts *doubts;
 
-    while ((block = LIST_FIRST(&core->known))) {
-        if (!LIST_EMPTY(&block->doubts))
-            return LIST_FIRST(&block->doubts);
-        block_forget_known(block);
+    while ((doubts = LIST_FIRST(&core->known))) {
+        for (int kind = DOUBT_NONE + 1; kind < N_DOUBTS; kind++) {
+            struct use *use = LIST_FIRST(&doubts->of[kind]);
+            *left = use ? doubt_of(use->array) : DOUBT_NONE;
+            if (use && (int)*left < kind)
+                return use;
+        }
+        doubts_leave(doubts);
     }
-    return TAILQ_EMPTY(&core->formers) ? LIST_FIRST(&core->doubts) : NULL;
+    return NULL;
 }
 
 bool
 doubts_settle(struct core *core)
 {
+    enum doubt left;
     struct use *use;
 
-    for (uint32_t i = 0; i < core->pieces && (use = first_settled(core)); i++)
-        settle_doubt(core, use);
-    return first_settled(core);
+    for (uint32_t i = 0; i < core->pieces && (use = first_settled(core, &left)); i++)
+        settle_doubt(core, use, left);
+    return first_settled(core, &left);
 }
 
 static void
-forget_doubts(struct use_doubts *doubts)
+forget_doubts(struct doubts *doubts)
 {
     struct use *use;
 
-    while ((use = LIST_FIRST(doubts))) {
-        LIST_REMOVE(use, of_doubts);
-        use->doubted = use->awaited = false;
-        use->writer = 0;
-        use_settle(use);
-    }
+    for (int kind = DOUBT_NONE + 1; kind < N_DOUBTS; kind++)
+        while ((use = LIST_FIRST(&doubts->of[kind]))) {
+            use_doubt(use, DOUBT_NONE);
+            use->awaited = use->was_written = false;
+            use->writer = 0;
+            use_settle(use);
+        }
 }
 
 void
 formers_forget(struct core *core)
 {
     struct block *block;
+    struct pool *pool;
 
-    forget_doubts(&core->doubts);
+    RB_FOREACH(pool, pools, &core->pools)
+        forget_doubts(&pool->doubts);
     LIST_FOREACH(block, &core->blocks, of_core)
         forget_doubts(&block->doubts);
     free(TAKE_PTR(core->former_arrays));

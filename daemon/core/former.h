@@ -5,15 +5,23 @@
  * that connection (conn_return()), and is told what the client has (resume). Should the client hang
  * up before it has told it all, it has told nothing, and is awaited as before.
  *
- * What a bracket reads, and which leases there are, is recorded nowhere. So as long as a block has
- * a former holder, one that has not told it all, nor exited, or whose streams are yet to store what
- * was submitted by then,
+ * What a bracket reads, and which leases there are, is recorded nowhere. So it is in doubt (struct
+ * doubts), by block, since who uses an array has its block, and for arrays without bytes by pool:
  *
- *   - nothing in it is written, but by brackets that were open;
- *   - an array that was being written is not read: who wrote it may say that it is whole;
- *   - an array without a name is kept (struct use, in block->doubts).
+ *   CLAIMS   As long as a holder of the block, or one that may read the pool, has not told what it
+ *            has, nor exited, nor is late, an array without a name is kept, and one that was being
+ *            written is not read: who wrote it may say that it is whole. What of that nobody has
+ *            claimed by then goes, or is abandoned.
+ *   STREAMS  Until then, and until their streams have stored what was submitted by the restart,
+ *            nothing is written, but by brackets that were open.
+ *   PLACE    As long as holders live that may use it, an old part is there, since its publisher
+ *            writes where it was when he hears that it is gone. Else a range that has been given up
+ *            is set aside meanwhile (block->aside).
  *
- * What of that nobody has claimed by then is abandoned, or goes.
+ * Who says nothing for 30 seconds is late, and who has not told it all by a time in which all
+ * arrays can be told of: it is hung up, and a departed connection as any other. That ends doubts;
+ * what it may have mapped is nobody's before its process has exited (I2). Streams may take their
+ * time.
  */
 #pragma once
 
@@ -28,11 +36,11 @@ struct restore_array;
 int formers_begin(struct core *core, const struct restore_array *arrays, size_t n);
 /* A departed one will come back. Its holds follow. */
 void former_new(struct core *core, struct conn *conn);
-/* Of a process that has exited, or come back and told it all; the connection goes, or is like any
- * other. */
+/* Of a process that has exited, or come back, told it all and done it; the connection goes, or is
+ * like any other. */
 void former_end(struct core *core, struct conn *conn);
-/* The array is in doubt, as long as its block has former holders: it was being written by that
- * connection, or, 0, it has no name. -ENOMEM. */
+/* The array is in doubt: it was being written by that connection, or, 0, it has no name.
+ * -ENOMEM. */
 int former_doubt(struct array *array, uint64_t writer);
 
 /* It can be taken up. */
@@ -46,9 +54,11 @@ former_is_awaited(const struct conn *conn)
  * theirs. */
 bool former_keeps_place(const struct core *core, const struct user *user, pid_t pid);
 /* The one with that token, if its process is conn's; or NULL. */
-struct conn *former_find(struct core *core, const struct conn *conn, struct msg_u64s token);
+struct conn *former_find(const struct conn *conn, struct msg_u64s token);
 /* Its client has come back, by that token. */
 void former_resume(struct core *core, struct conn *conn, const uint64_t token[static 2]);
+/* It tells something of what it has: it is not late yet. */
+void former_goes_on(const struct core *core, struct conn *conn);
 /* While it resumes. -ENOMEM or REFUSED, where the client has not got what it says; a lease that
  * cannot be had any more is in `lost`, of which there is room for n. */
 int former_claim_leases(struct core *core, struct conn *conn, struct msg_u64s pairs,
@@ -64,9 +74,8 @@ void former_done(struct core *core, struct conn *conn, bool leaves);
 
 /* It hangs up: while it resumes, it is awaited again. */
 void former_hangup(struct conn *conn);
-/* Looks whether what streams were to store is stored, and who does not come back. Whether there
- * are some that it is to look at again. */
-bool formers_look(struct core *core);
+/* Looks whether what streams were to store is stored, and who is late. */
+void formers_look(struct core *core);
 /* Some of what is in doubt no longer. Whether some is left. */
 bool doubts_settle(struct core *core);
 /* When the core ends. */

@@ -29,6 +29,7 @@ struct hold {
     uint64_t n_leases;
     bool before;  /* by a connection of an earlier core: restore.h */
     bool awaited; /* of a former one: former.h */
+    bool landing; /* of one that was, and has streams that are still to store something */
     bool claimed; /* which has told of it */
 };
 

@@ -90,7 +90,7 @@ published_add_gone(struct conn *conn, uint64_t id, struct refusal *r)
     }
     part->id = id;
     part->conn = conn;
-    TAILQ_INSERT_TAIL(&conn->published.former, part, of_conn);
+    TAILQ_INSERT_TAIL(&conn->published.gone, part, of_conn);
     return 0;
 }
 
@@ -162,7 +162,11 @@ int
 part_restore(struct core *core, struct user *user, struct array *whole, uint64_t offset,
              struct array_request *req, struct array **ret)
 {
-    return part_make(core, NULL, user, whole, offset, req, ret, NULL);
+    int rc = part_make(core, NULL, user, whole, offset, req, ret, NULL);
+
+    if (rc == 0)
+        (*ret)->is_old_part = true;
+    return rc;
 }
 
 void
@@ -184,8 +188,6 @@ published_tell(struct core *core, struct conn *conn)
     uint32_t n = 0;
     struct part *part;
 
-    if (TAILQ_EMPTY(&core->formers))
-        TAILQ_CONCAT(&published->gone, &published->former, of_conn);
     if (!published->asked || TAILQ_EMPTY(&published->gone))
         return;
     while (n < TELL_MAX && (part = TAILQ_FIRST(&published->gone))) {
@@ -219,7 +221,6 @@ published_init(struct published *published)
 {
     TAILQ_INIT(&published->there);
     TAILQ_INIT(&published->gone);
-    TAILQ_INIT(&published->former);
 }
 
 int
@@ -253,7 +254,6 @@ published_orphan(struct published *published)
     struct part *part;
 
     published->asked = false;
-    TAILQ_CONCAT(&published->gone, &published->former, of_conn);
     if ((part = TAILQ_FIRST(&published->gone))) {
         TAILQ_REMOVE(&published->gone, part, of_conn);
         part_free(part);

@@ -43,8 +43,7 @@ TAILQ_HEAD(part_list, part);
 struct published { /* by a connection */
     struct part_list there;
     struct part_list gone;
-    struct part_list former; /* gone with an earlier core, while there are former connections */
-    bool asked;              /* a request stands: it is answered as soon as one is gone */
+    bool asked; /* a request stands: it is answered as soon as one is gone */
     uint32_t request;
 };
 
@@ -66,13 +65,12 @@ uint32_t part_count(const struct core *core, const struct array *array);
 
 /* conn has published it: of a part that is there, and whose publisher is not known. */
 void published_add(struct conn *conn, struct part *part);
-/* The same of one that is gone. -ENOMEM or REFUSED. */
+/* The same of one that has gone with the core before. -ENOMEM or REFUSED. */
 int published_add_gone(struct conn *conn, uint64_t id, struct refusal *r);
 void published_init(struct published *published);
 /* Answers a `parts` request now or later. REFUSED: one stands already. */
 int published_ask(struct core *core, struct conn *conn, uint32_t request, struct refusal *r);
-/* Answers the request that stands, if there is something to tell. Who used a part that went with an
- * earlier core is not known: it is told when there are no former connections (former.h). */
+/* Answers the request that stands, if there is something to tell. */
 void published_tell(struct core *core, struct conn *conn);
 /* Whether that request was this one; it is not answered any more. */
 bool published_cancel(struct conn *conn, uint32_t request);

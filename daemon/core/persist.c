@@ -341,11 +341,13 @@ persist_lost_gone(struct core *core, const struct lost *lost)
 
 /* ---- arrays ---- */
 
+/* The place of a part is its publisher's again when it is gone: whoever may use it keeps it. */
 static bool
 lasts(const struct array *array)
 {
     return !array->creating && (array->named || array->n_leases || array->is_companion ||
                                 array->is_whole || array->is_set || array->n_sets ||
+                                (array->is_part && (array->n_departed || array->lingering)) ||
                                 (array->use && (array->use->awaited || array->use->writer)));
 }
 

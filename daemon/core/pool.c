@@ -71,6 +71,7 @@ pool_free(struct core *core, struct pool *pool)
     if (pool->floor > core->floor)
         core->floor = pool->floor;
     pool_stay(core, pool);
+    doubts_leave(&pool->doubts);
     RB_REMOVE(pools, &core->pools, pool);
     core->n_pools--;
     free(pool);
@@ -158,6 +159,34 @@ pool_may(const struct pool *pool, const struct conn *conn, int what)
     else
         bits = (int)pool->mode;
     return (bits & what) == what;
+}
+
+static bool
+user_is_awaited(struct core *core, uid_t uid)
+{
+    const struct user *user = user_find(core, uid);
+
+    return user && !TAILQ_EMPTY(&user->formers);
+}
+
+/* The groups of who is not back are not known. */
+bool
+pool_is_awaited(struct core *core, const struct pool *pool)
+{
+    if (!core->n_formers || pool->mode & 077)
+        return core->n_formers;
+    return user_is_awaited(core, pool->uid) || user_is_awaited(core, 0);
+}
+
+bool
+pool_is_landing(const struct core *core, const struct pool *pool)
+{
+    const struct conn *conn;
+
+    TAILQ_FOREACH(conn, &core->landing, of_former)
+        if (pool_may(pool, conn, MAY_READ))
+            return true;
+    return false;
 }
 
 struct pool *

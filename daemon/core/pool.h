@@ -8,6 +8,7 @@
 
 #include "base/tree.h"
 #include "core.h"
+#include "doubt.h"
 #include "reply.h"
 #include "space.h"
 
@@ -63,8 +64,9 @@ struct pool {
     struct spares spares;       /* own blocks that nobody uses, by device, kind, size */
     struct block_list reserved; /* blocks in reserve that are not doomed, oldest first */
     struct lingering lingering;
-    uint64_t doomed;     /* bytes of those that are */
-    struct zone zones[]; /* one for each device and kind: pool_zone() */
+    struct doubts doubts; /* of arrays without bytes */
+    uint64_t doomed;      /* bytes of those that are */
+    struct zone zones[];  /* one for each device and kind: pool_zone() */
 };
 
 RB_PROTOTYPE(pools, pool, node, )
@@ -90,6 +92,10 @@ void pool_stay(struct core *core, struct pool *pool);
 void pool_touch(struct pool *pool);
 /* Whether conn may do all of `what` (MAY_*): the first class that fits decides, as for files. */
 bool pool_may(const struct pool *pool, const struct conn *conn, int what);
+/* Whether there are clients of an earlier core that may have something there and have not told it
+ * yet, or whose streams may use it: former.h. */
+bool pool_is_awaited(struct core *core, const struct pool *pool);
+bool pool_is_landing(const struct core *core, const struct pool *pool);
 /* The pool that a request names, or the caller's own; NULL when there is none. */
 struct pool *pool_find(struct core *core, const struct conn *conn, struct msg_str name);
 struct pool *pool_find_from(struct core *core, struct msg_str name); /* first one >= name */

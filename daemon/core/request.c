@@ -66,7 +66,7 @@ hello_resume(struct core *core, struct conn **conn, const struct msg_hello_param
     for (uint32_t i = 0; i < p->features.n; i++)
         was->resumes |= msg_str_eq(p->features.v[i], "resume");
     was->resumes &= core->persist.journal != NULL;
-    former = was->resumes ? former_find(core, was, p->token) : NULL;
+    former = was->resumes ? former_find(was, p->token) : NULL;
     if (former && former->leaving)
         return refuse(r, PROTO_ERR_NOT_READY, "the connection's place is not free yet");
     if (!former)

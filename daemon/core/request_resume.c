@@ -35,6 +35,7 @@ HANDLER(on_resume)
         rc = former_claim_rest(core, conn, p, r);
     if (rc)
         return rc;
+    former_goes_on(core, conn);
     if (p->done)
         former_done(core, conn, p->leaves);
     struct msg_resume_result result = {.lost = {.v = n_lost ? lost : NULL, .n = n_lost}};

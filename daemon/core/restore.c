@@ -607,7 +607,7 @@ settle_arrays(const struct restoring *to)
         if (array)
             array_settle(core, array);
     }
-    if (TAILQ_EMPTY(&core->formers))
+    if (!core->n_formers)
         free(TAKE_PTR(core->former_arrays));
 }
 

@@ -57,16 +57,20 @@ is_kept(const struct array *array)
            array->n_sets || (array->use && (array->use->awaited || array->use->writer));
 }
 
-/* A client of an earlier core may have it, and has not come back yet: former.h. */
+/* A client of an earlier core may have it, and has not come back yet; or may use the place of a
+ * part, which its publisher takes for free once it is gone: former.h. */
 static bool
 may_be_claimed(struct core *core, struct array *array)
 {
+    bool is_old = array_index_find(core->former_arrays, array->id) == array;
     struct use *use;
     bool awaited;
 
-    if (array_index_find(core->former_arrays, array->id) != array || use_get(array, &use) < 0)
+    if (!is_old && !array->is_old_part)
         return false;
-    awaited = use->awaited = use->doubted;
+    if (use_get(array, &use) < 0)
+        return array->is_old_part && doubt_of(array);
+    awaited = use->awaited = use->doubt == DOUBT_CLAIMS || (use->doubt && array->is_old_part);
     use_settle(use);
     return awaited;
 }
@@ -77,8 +81,9 @@ array_settle(struct core *core, struct array *array)
     if (array->creating || array->named)
         return;
     bool kept = may_be_claimed(core, array) || is_kept(array); /* who keeps it may go first */
+    kept = kept || linger_array(core, array);
     persist_nameless(array);
-    if (kept || linger_array(core, array))
+    if (kept)
         array_list(array);
     else
         array_bury(core, array);

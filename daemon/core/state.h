@@ -26,7 +26,7 @@
  * returned to the caller, or put on a list of the core that core_run() looks at when the event
  * ends.
  *
- *   refusal journal │ actions user device │ audit │ array_view reply+monitor job pool hold
+ *   doubt refusal journal │ actions user device │ audit │ array_view reply+monitor job pool hold
  *   expiry │ persist │ block done lost set use │ array array_index linger watch │ page part
  *   reclaim │ settle fences flush │ lease │ ticket publish │ former grant │ bracket waiter
  *   release conn request_* │ metrics renewal request work │ core │ restore (+: each calls the
@@ -78,10 +78,11 @@ struct core {
     LIST_HEAD(, block) blocks;         /* all of them */
     TAILQ_HEAD(, set) sets;            /* all, those that a new journal has not got first */
     LIST_HEAD(, block) aside;          /* of which something is to be put back */
-    TAILQ_HEAD(, conn) formers;        /* of an earlier core, that may come back: former.h */
-    uint64_t formers_until_ns;         /* those who have not come back are waited for no more */
-    LIST_HEAD(, block) known;          /* that they have no more, with doubts left */
-    struct use_doubts doubts;          /* of arrays without bytes */
+    uint64_t n_formers;                /* user->formers, of all */
+    uint64_t formers_end_ns;           /* by which all of them have told what they have */
+    uint64_t formers_at_ns;            /* when to look who is late */
+    struct conn_list landing;          /* that have, with streams still to store something */
+    struct known_doubts known;         /* of which some may be settled */
     struct array_index *former_arrays; /* or NULL */
     struct conn_list waiting;          /* for HELLO, by deadline */
     struct user_list turns;            /* users with jobs that wait, the next one first */

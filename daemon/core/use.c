@@ -22,16 +22,30 @@
 
 /* ---- life ---- */
 
-/* As long as there is one who may use it, and nobody knows. */
-static void
-doubt(struct use *use)
+enum doubt
+doubt_of(struct array *array)
 {
-    struct core *core = use->array->charge.user->core;
-    struct block *block = array_block(use->array);
+    struct core *core = array->charge.user->core;
+    const struct block *block = array_block(array);
 
-    use->doubted = block ? block->n_awaited > 0 : !TAILQ_EMPTY(&core->formers);
-    if (use->doubted)
-        LIST_INSERT_HEAD(block ? &block->doubts : &core->doubts, use, of_doubts);
+    if (block ? block->n_awaited : pool_is_awaited(core, array->pool))
+        return DOUBT_CLAIMS;
+    if (block ? block->n_landing : pool_is_landing(core, array->pool))
+        return DOUBT_STREAMS;
+    return block && block->n_before && array->is_old_part ? DOUBT_PLACE : DOUBT_NONE;
+}
+
+void
+use_doubt(struct use *use, enum doubt doubt)
+{
+    struct block *block = doubt ? array_block(use->array) : NULL;
+    struct doubts *doubts = block ? &block->doubts : &use->array->pool->doubts;
+
+    if (use->doubt)
+        LIST_REMOVE(use, of_doubts);
+    use->doubt = doubt;
+    if (doubt)
+        LIST_INSERT_HEAD(&doubts->of[doubt], use, of_doubts);
 }
 
 int
@@ -43,7 +57,7 @@ use_get(struct array *array, struct use **ret)
             return -ENOMEM;
         array->use->array = array;
         TAILQ_INIT(&array->use->waiting);
-        doubt(array->use);
+        use_doubt(array->use, doubt_of(array));
     }
     *ret = array->use;
     return 0;
@@ -62,8 +76,7 @@ use_settle(struct use *use)
     if (use->n_waiting || !LIST_EMPTY(&use->held) || use_has_fences(use) ||
         use->array->lingering || use->awaited || use->writer || use->was_written)
         return;
-    if (use->doubted)
-        LIST_REMOVE(use, of_doubts);
+    use_doubt(use, DOUBT_NONE);
     use->array->use = NULL;
     free(use);
 }
@@ -293,7 +306,7 @@ writer_is_gone(const struct use *use)
 bool
 use_is_kept(const struct use *use, bool write)
 {
-    if (use->doubted && (write || use->writer || use->was_written))
+    if (use->doubt >= DOUBT_STREAMS && (write || use->writer || use->was_written))
         return true;
     if (use->n_writers)
         return write || !writer_is_gone(use);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "base/tree.h"
+#include "doubt.h"
 #include "timeline.h"
 #include "user.h"
 
@@ -40,14 +41,12 @@ struct use {
     TAILQ_ENTRY(use) of_lingering; /* core->lingering, or ->landed */
 
     /* What an earlier core's connections do with it is not known: former.h. */
-    bool doubted;     /* in its block's doubts, or the core's */
-    bool awaited;     /* it has no name, and may be claimed */
+    enum doubt doubt; /* in that list of its block, or of its pool */
+    bool awaited;     /* it has no name, and is kept for them */
     bool was_written; /* by one who has come back: what was written before may be on its way */
     uint64_t writer;  /* number of one that had a bracket in which it was written; 0: none */
     LIST_ENTRY(use) of_doubts;
 };
-
-LIST_HEAD(use_doubts, use);
 
 /* One array of a bracket. */
 struct claim {
@@ -63,6 +62,11 @@ struct claim {
 };
 
 TAILQ_HEAD(use_list, use);
+
+/* What is not known of it now: this, and what is less. */
+enum doubt doubt_of(struct array *array);
+/* It is in that list from now on. */
+void use_doubt(struct use *use, enum doubt doubt);
 
 /* -ENOMEM. */
 int use_get(struct array *array, struct use **ret);

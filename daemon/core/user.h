@@ -82,7 +82,10 @@ struct user {
     uint64_t counts[N_COUNTS]; /* TIME_NS: of the loop, spent on it */
     struct monitor_list monitors;
     struct tickets_of_user tickets;
-    struct pool *pool; /* the uid's own */
+    struct conn_list
+        formers;        /* of an earlier core, and have not told what they have: former.h */
+    uint32_t n_landing; /* of those that have, in core->landing */
+    struct pool *pool;  /* the uid's own */
     struct job_list waiting;
     TAILQ_ENTRY(user) turn; /* core->turns, while jobs wait */
     /* What is left to be done for it, a piece of each at a time: work_run(). */

@@ -196,6 +196,7 @@ add_range(struct harness *h, const struct core_action *a, const struct msg_array
     cr_assert_lt(h->n_ranges, H_BOOKS);
     h->ranges[h->n_ranges++] = (struct h_range){.conn = a->conn,
                                                 .lease = r->lease,
+                                                .array = r->array,
                                                 .block = r->block,
                                                 .offset = r->offset,
                                                 .bytes = span_of(r)};
@@ -261,6 +262,7 @@ books_forgotten(struct harness *h, uint64_t conn, uint64_t block)
     drop_holds(h, conn, block);
 }
 
+/* A client that has forgotten a block has unmapped it: what its streams do does not reach that. */
 void
 books_uses_unknown(struct harness *h)
 {

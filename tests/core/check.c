@@ -88,7 +88,10 @@ use_is_right(const struct use *use)
     return readers == use->n_readers && writers == use->n_writers && writers <= 1 &&
            (!writers || !readers) && waiting == use->n_waiting &&
            first_writer == use->first_writer && reads == use->n_reads &&
-           (use->doubted || !(use->awaited || use->writer || use->was_written)) &&
+           use->doubt >= doubt_of(use->array) && (use->doubt == DOUBT_CLAIMS || !use->writer) &&
+           (use->doubt >= DOUBT_STREAMS || !use->was_written) &&
+           (use->doubt == DOUBT_CLAIMS || (use->doubt && use->array->is_old_part) ||
+            !use->awaited) &&
            (readers || writers || waiting || use_has_fences(use) || use->array->lingering ||
             use->awaited || use->writer || use->was_written);
 }
@@ -340,17 +343,20 @@ static void
 check_holds(const struct block *block)
 {
     const struct hold *hold;
-    uint64_t before = 0, awaited = 0;
+    uint64_t before = 0, awaited = 0, landing = 0;
 
     LIST_FOREACH(hold, &block->holds, of_held) {
         before += hold->before;
         awaited += hold->awaited;
+        landing += hold->landing;
+        CHECK(hold->before >= hold->awaited + hold->landing);
         CHECK(hold->block == block);
         CHECK(hold_find(hold->tree, block->id) == hold && hold->id == block->id);
         CHECK(block->state == BLOCK_LIVE);
     }
     CHECK(block->state == BLOCK_RELEASING ||
-          (block->n_before == before && block->n_awaited == awaited));
+          (block->n_before == before && block->n_awaited == awaited &&
+           block->n_landing == landing));
 }
 
 /* That only processes of an earlier core's can reach. */
@@ -476,7 +482,7 @@ check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
           (LIST_EMPTY(&conn->watches) && LIST_EMPTY(&conn->waiters) &&
            LIST_EMPTY(&conn->flushes) && LIST_EMPTY(&conn->jobs) &&
            TAILQ_EMPTY(&conn->published.there) && TAILQ_EMPTY(&conn->published.gone) &&
-           TAILQ_EMPTY(&conn->published.former) && !conn->published.asked));
+           !conn->published.asked));
     CHECK(conn->departed || RB_FIND(conns, &((struct core *)(uintptr_t)core)->conns, conn));
 }
 
@@ -538,11 +544,6 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
     }
     TAILQ_FOREACH(part, &conn->published.gone, of_conn) {
         CHECK(!part->array && !part->whole && part->conn == conn && !conn->published.asked);
-        host += sizeof(struct part) + sizeof(struct whole);
-    }
-    TAILQ_FOREACH(part, &conn->published.former, of_conn) {
-        CHECK(!part->array && !part->whole && part->conn == conn &&
-              !TAILQ_EMPTY(&core->formers));
         host += sizeof(struct part) + sizeof(struct whole);
     }
     return host;

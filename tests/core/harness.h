@@ -120,7 +120,7 @@ struct h_hold {
 };
 
 struct h_range { /* what somebody may write */
-    uint64_t conn, lease, block, offset, bytes;
+    uint64_t conn, lease, array, block, offset, bytes;
 };
 
 struct h_content {

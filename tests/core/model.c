@@ -55,8 +55,18 @@ model_find(struct model *m, int pool, int name)
     return i == M_NONE ? NULL : &m->arrays[i];
 }
 
+/* A client of an earlier core's, that is not back, has its memory. */
+static bool
+is_held_before(const struct model *m, const struct m_array *array)
+{
+    for (size_t i = 0; i < m->h.n_holds; i++)
+        if (m->h.holds[i].block == array->block && m->h.holds[i].conn <= m->before)
+            return true;
+    return false;
+}
+
 /* A part that lingers keeps its whole, and an array its companion: those may be there as long. So
- * may what a client has that is not back yet. */
+ * may what a client has that is not back yet, and a part as long as that lives. */
 void
 model_settle(struct model *m, struct m_array *array)
 {
@@ -66,6 +76,7 @@ model_settle(struct model *m, struct m_array *array)
                    array->n_parts || array->keeper != M_NONE || array->n_sets;
     if (array->alive || !was_alive)
         return;
+    array->fenced |= array->is_old && is_held_before(m, array);
     if (array->whole != M_NONE) {
         struct m_array *whole = &m->arrays[array->whole];
         whole->n_parts--;

@@ -47,6 +47,7 @@ struct m_array {
     int n_sets;          /* keys under which it is kept */
     int publisher;  /* of the part: slot, or M_NONE: nobody is to be told that it is gone */
     bool told;      /* he has been */
+    bool is_old;    /* a part of an earlier core's */
     uint64_t part;  /* its number */
     bool abandoned; /* as was found; there may be more: model_is_abandoned() */
     bool fenced;    /* had a fence: it may linger when it is dead */
@@ -99,6 +100,8 @@ struct m_slot {    /* a client */
     bool offended;  /* is being closed */
     bool resumes;   /* it comes back after a restart */
     bool away;      /* until it does */
+    bool told;      /* by then: all that it has, and not that this is all */
+    uint64_t was;   /* its connection before that */
     uint64_t token; /* the connection by which it is known */
     struct m_lease leases[M_LEASES];
     int n_leases;
@@ -145,6 +148,7 @@ struct model {
     bool crowded;        /* much is done with few arrays */
     bool restarts;       /* now and then; nothing ends with the core */
     bool returning;      /* since the last restart not all is known yet: model_return.c */
+    uint64_t before;     /* the last connection of the core before */
     bool left_behind;    /* some do not come back that the core waits for */
     uint64_t talks;      /* connection whose answers are looked at as they come */
     int n_out_of_memory; /* connections that ended by it */

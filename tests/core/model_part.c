@@ -187,6 +187,10 @@ model_parts_told(struct model *m, const struct m_request *r, const struct h_repl
             continue;
         EXPECT(m, m->arrays[array].publisher == r->slot, "another's part, or told twice");
         EXPECT(m, !is_used(m, array), "streams use a part that is said to be gone (I2)");
+        for (size_t j = 0; j < m->h.n_ranges; j++)
+            EXPECT(m, m->h.ranges[j].array != reply->parts[i],
+                   "connection %llu may use a part that is said to be gone (I2)",
+                   (unsigned long long)m->h.ranges[j].conn);
         m->arrays[array].publisher = M_NONE;
         m->arrays[array].told = true;
     }

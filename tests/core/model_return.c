@@ -136,6 +136,18 @@ restore_fences(struct model *m)
     }
 }
 
+/* One that the core had kept, in case that it is claimed, the next one may keep for others. */
+static void
+age_parts(struct model *m)
+{
+    for (int i = 0; i < m->n_arrays; i++) {
+        struct m_array *array = &m->arrays[i];
+        if (array->is_old && !array->alive && m->returning)
+            array->fenced = m->arrays[array->whole].fenced = true;
+        array->is_old = array->whole != M_NONE;
+    }
+}
+
 void
 model_step_kill(struct model *m)
 {
@@ -152,12 +164,15 @@ model_step_kill(struct model *m)
         for (int n = 0; n < M_NAMES; n++)
             m->names[p][n].creating = M_NONE;
     m->n_orphans = 0;
+    m->before = m->h.next_conn;
+    age_parts(m);
     for (int s = 0; s < M_SLOTS; s++) {
         struct m_slot *slot = &m->slots[s];
         if (!slot->conn)
             continue;
         m->left_behind |= slot->offended && !slot->gone;
         slot->away = !slot->gone && !slot->offended && slot->resumes;
+        slot->told = false;
     }
     restore_fences(m);
     for (int s = 0; s < M_SLOTS; s++)
@@ -264,6 +279,7 @@ resume(struct model *m, int s, struct lists *l, bool done)
                                                  done && model_is_lost(slot, MSG_CREATE)},
                                         .deferring = done ? (uint64_t)slot->deferring : 0,
                                         .done = done};
+    m->talks = slot->conn;
     const struct h_reply *reply = h_request(&m->h, slot->conn, MSG_RESUME, &p);
 
     cr_assert(reply->seen && !reply->error, "slot %d may not come back: %s", s, reply->text);
@@ -487,19 +503,37 @@ is_cut_off(struct model *m, struct m_slot *slot, uint64_t was)
     return true;
 }
 
+/* Whether it is known; it is cut off before it has said that this is all, and tells it once more,
+ * now and then. */
+static bool
+tell_all(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+    struct lists lists = {0};
+    bool is_known;
+
+    model_note(m, "slot %d comes back", s);
+    slot->was = slot->conn;
+    hang_up_at_once(m, slot);
+    do
+        is_known = tell(m, s, slot->was, &lists);
+    while (is_known && is_cut_off(m, slot, slot->was));
+    return is_known;
+}
+
 static void
 come_back(struct model *m, int s)
 {
     struct m_slot *slot = &m->slots[s];
-    uint64_t was = slot->conn;
-    struct lists lists = {0}, none = {0};
-    bool is_known;
+    struct lists none = {0};
+    bool is_half = slot->told, is_known = is_half || tell_all(m, s);
 
-    model_note(m, "slot %d comes back", s);
-    hang_up_at_once(m, slot);
-    do
-        is_known = tell(m, s, was, &lists);
-    while (is_known && is_cut_off(m, slot, was));
+    slot->told = is_known && !is_half && model_random(m, 4) == 0;
+    if (slot->told) {
+        model_note(m, "slot %d says no more", s);
+        slot->token = slot->conn;
+        return;
+    }
     if (!is_known) {
         is_new(m, s);
     } else if (model_random(m, 8) == 0 && has_room(m)) {
@@ -515,7 +549,7 @@ come_back(struct model *m, int s)
             model_step_kill(m);
             return;
         }
-        h_repeat(&m->h, was, slot->conn);
+        h_repeat(&m->h, slot->was, slot->conn);
         take_again(m, slot);
     }
     slot->token = slot->conn;
@@ -524,13 +558,28 @@ come_back(struct model *m, int s)
 
 /* ---- until all is known ---- */
 
+/* Who has not said by now that this is all: what it has told it keeps until its exit, as whoever
+ * hangs up. */
+static void
+end_late(struct model *m)
+{
+    for (int s = 0; s < M_SLOTS; s++)
+        if (m->slots[s].told) {
+            cr_assert(m->h.closed[m->slots[s].conn], "slot %d is waited for without end", s);
+            m->slots[s].told = m->slots[s].away = false;
+            m->slots[s].deferring = 0;
+            model_leave(m, s, true, false);
+        }
+}
+
 void
 model_return_all(struct model *m)
 {
     for (int s = 0; s < M_SLOTS; s++)
         if (m->slots[s].away) {
             m->left_behind = true;
-            leave_behind(m, s);
+            if (!m->slots[s].told)
+                leave_behind(m, s);
         }
     for (size_t i = 0; i < m->h.n_pages; i++)
         for (size_t j = 0; j < TIMELINE_SLOTS; j++) {
@@ -540,6 +589,7 @@ model_return_all(struct model *m)
         }
     for (int i = 0; i < 2; i++) {
         model_pass(m, m->left_behind ? GIVEN_UP_NS : 10000000);
+        end_late(m);
         for (int s = 0; s < M_SLOTS; s++)
             model_tickets_hangup(m, M_SLOTS + s);
     }

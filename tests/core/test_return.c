@@ -2,6 +2,7 @@
 /*
  * Clients that come back after a restart, beside what histories show (model_return.c).
  */
+#include "base/clock.h"
 #include "books.h"
 #include "caid_test.h"
 #include "journal.h"
@@ -160,4 +161,101 @@ CORE_TEST(return, with_a_ticket_of_an_older_daemon, h_sharing)
     record(h, RECORD_TICKET, &old, n);
     saved_restart(h);
     cr_assert_eq(h_request(h, h_connect(h, 1000, 1000), MSG_TAKE, &take)->error, 0);
+}
+
+static void
+resume(struct harness *h, uint64_t conn, struct msg_resume_params params)
+{
+    cr_assert_eq(h_request(h, conn, MSG_RESUME, &params)->error, 0);
+}
+
+/* Returns its connection. */
+static uint64_t
+back(struct harness *h, uint64_t was, uid_t uid)
+{
+    uint64_t conn = h_connect_as(h, uid, uid, h->pids[was]);
+
+    cr_assert(hello(h, conn, was)->resumed);
+    return conn;
+}
+
+/* Arrays without bytes are kept for its own uid, and it is not awaited without end. */
+CORE_TEST(return, and_never_say_that_this_is_all, NULL)
+{
+    uint64_t a = come(h, 1000), b = come(h, 1001);
+
+    h_create_now(h, a, NULL, NULL, 0);
+    saved_restart(h);
+    uint64_t c = back(h, a, 1000), d = back(h, b, 1001);
+    cr_assert_eq(h_counts(h).arrays, 3);
+    books_exited(h, a); /* it claims nothing */
+    resume(h, c, (struct msg_resume_params){.done = true});
+    cr_assert_eq(h_counts(h).arrays, 1, "what one uid has given up waits for another");
+    for (int i = 0; i < 2; i++) {
+        h_tick(h, 29 * NSEC_PER_SEC);
+        cr_assert_not(h->closed[d], "it had told something");
+        resume(h, d, (struct msg_resume_params){0});
+    }
+    h_tick(h, 4 * NSEC_PER_SEC);
+    cr_assert(h->closed[d], "it may tell for ever");
+    h_hangup(h, d);
+    cr_assert_not(hello(h, h_connect_as(h, 1001, 1001, h->pids[b]), d)->resumed);
+    cr_assert_eq(h_counts(h).arrays, 0);
+}
+
+CORE_TEST(return, and_say_nothing, NULL)
+{
+    uint64_t a = come(h, 1000);
+
+    saved_restart(h);
+    uint64_t b = back(h, a, 1000);
+    h_tick(h, 29 * NSEC_PER_SEC);
+    cr_assert_not(h->closed[b]);
+    h_tick(h, 2 * NSEC_PER_SEC);
+    cr_assert(h->closed[b]);
+}
+
+/* Time that has passed gives nothing away: its publisher would write there. */
+CORE_TEST(return, not_in_time_and_have_a_part, h_sharing)
+{
+    uint64_t a = come(h, 1000), b = come(h, 1000);
+    uint64_t part = h_part(h, a, h_small(h, a, 1000).lease, 0, 100, "p")->array;
+
+    h_open(h, b, "p", NULL, "rw");
+    h_unlink(h, a, "p", NULL);
+    saved_restart(h);
+    uint64_t c = back(h, a, 1000);
+    resume(h, c, (struct msg_resume_params){.parts = {&part, 1}, .done = true});
+    h_parts(h, c);
+    h_tick(h, 31 * NSEC_PER_SEC);
+    cr_assert_eq(h->replies[c].n_parts, 0, "a part is gone that a process may write");
+    h_exit(h, b);
+    cr_assert_eq(h->replies[c].n_parts, 1);
+    cr_assert_eq(h->replies[c].parts[0], part);
+}
+
+/* Its streams may use what lies in its blocks; it has told which leases it has. */
+CORE_TEST(return, with_a_stream_that_does_not_end, h_sharing)
+{
+    uint64_t a = come(h, 1000), b = come(h, 1000), page = h_page_new(h, b);
+    struct h_reply used = h_small(h, b, 100);
+
+    h_create_now(h, a, "x", NULL, 100);
+    h_end_at(h, b, h_begun(h, b, used.lease, false), page, 0);
+    saved_restart(h);
+    uint64_t c = back(h, a, 1000), d = back(h, b, 1000);
+    resume(h, c, (struct msg_resume_params){.done = true});
+    cr_assert_eq(h_counts(h).arrays, 4);
+    resume(h, d,
+           (struct msg_resume_params){.blocks = {&used.block, 1},
+                                      .pages = {&page, 1},
+                                      .done = true});
+    cr_assert_eq(h_counts(h).arrays, 1, "a stream has no leases");
+    h_begin(h, c, h_open(h, c, "x", NULL, "rw")->lease, true);
+    h_small(h, h_connect(h, 1000, 1000), 100); /* the books look where */
+    h_tick(h, 100 * NSEC_PER_SEC);
+    cr_assert(!h->closed[d] && !h_is_open(h, c), "the stream may read it");
+    h_land(h, page, 0, 1);
+    h_tick(h, NSEC_PER_SEC);
+    cr_assert(h_is_open(h, c));
 }

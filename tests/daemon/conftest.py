@@ -250,11 +250,11 @@ def own_mounts(script):
 
 
 @contextlib.contextmanager
-def public_daemon(config, **kwargs):
+def public_daemon(config, *args, **kwargs):
     """In a folder that every uid can reach, as pytest's own is not."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="caid-"))
     folder.chmod(0o755)
-    d = Daemon(folder, config=config, **kwargs)
+    d = Daemon(folder, *args, config=config, **kwargs)
     try:
         yield d
         assert d.stop() == 0, d.text()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """caid --supervise: a daemon that dies is followed by another, on the same socket."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -11,7 +12,7 @@ import threading
 
 import pytest
 import raw
-from conftest import CAID, DEADLINE, wait_for
+from conftest import CAID, DEADLINE, needs_root, public_daemon, wait_for
 
 
 # Runs its argument, not caid.
@@ -100,6 +101,43 @@ def test_caidctl_lists_what_is_lost(start):
         [CAID.with_name("caidctl"), f"--socket={d.socket}", "list", "--lost"], stdout=subprocess.PIPE, text=True
     )
     assert re.search(r"^uid:\d+ +gone +1 +\S+ +legacy memory ends with the daemon$", done.stdout, re.M)
+
+
+def connect(d, uid, **token):
+    """A client of this process that comes back, as that uid's."""
+    os.setegid(uid)
+    os.seteuid(uid)
+    try:
+        c = d.client(hello=False)
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+    c.hello = c.call("hello", version_min=1, version_max=1, features=["resume"], **token)
+    assert c.hello.get("resumed", False) == bool(token)
+    return c
+
+
+def publish_set(c):
+    make = {"typestr": "|u1", "shape": [0]}
+    whole, member = (c.call("create", **{**make, "shape": [n]})["arrays"][0]["lease"] for n in (0, 1))
+    c.call("stage", lease=whole, keys=["key"], leases=[member])
+    c.call("publish", lease=whole, name="set/")
+    c.notify("close", leases=[whole, member])
+
+
+@needs_root
+def test_who_is_back_and_never_says_that_this_is_all_keeps_nothing_of_others():
+    with public_daemon("", "--supervise") as d, contextlib.ExitStack() as open_:
+        one, other = (open_.enter_context(connect(d, uid)) for uid in (64001, 64002))
+        other.call("create", name="x", typestr="|u1", shape=[1])
+        publish_set(one)
+        os.kill(child_of(d), signal.SIGKILL)
+        other = open_.enter_context(connect(d, 64002, token=other.hello["token"]))
+        one = open_.enter_context(connect(d, 64001, token=one.hello["token"]))
+        one.call("resume", done=True)
+        publish_set(one)
+        wait_for(lambda: one.call("status")["arrays"] == 3, "the end of the set that was replaced")
+        other.call("resume", done=True)
 
 
 def test_a_stop_while_no_daemon_runs(start):
