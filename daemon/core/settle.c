@@ -27,7 +27,7 @@ array_bury(struct core *core, struct array *array)
     struct array *whole = NULL, *companion = TAKE_PTR(array->companion);
 
     assert(!array->named && !array->n_leases && !array->n_departed && !array->is_companion &&
-           !array->n_sets);
+           !array->n_sets && !array->use);
     array_index_forget(core->former_arrays, array->id);
     array_unlist(array);
     array_uncharge(core, array);

@@ -139,6 +139,7 @@ sweep_reads(struct use *use)
 void
 use_sweep_dead(struct use *use)
 {
+    use->was_written = false;
     if (use->write && fence_state(use->write) != FENCE_PENDING)
         fence_free(use->write);
     sweep_reads(use);

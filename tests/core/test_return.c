@@ -238,17 +238,20 @@ CORE_TEST(return, not_in_time_and_have_a_part, h_sharing)
 CORE_TEST(return, with_a_stream_that_does_not_end, h_sharing)
 {
     uint64_t a = come(h, 1000), b = come(h, 1000), page = h_page_new(h, b);
-    struct h_reply used = h_small(h, b, 100);
+    struct h_reply used = h_small(h, b, 100), written = h_small(h, b, 100);
+    const uint64_t ended[] = {written.arrays[0].number, 0, 0, 0, 0};
 
     h_create_now(h, a, "x", NULL, 100);
+    h_begun(h, b, written.lease, true);
     h_end_at(h, b, h_begun(h, b, used.lease, false), page, 0);
     saved_restart(h);
     uint64_t c = back(h, a, 1000), d = back(h, b, 1000);
     resume(h, c, (struct msg_resume_params){.done = true});
-    cr_assert_eq(h_counts(h).arrays, 4);
+    cr_assert_eq(h_counts(h).arrays, 5);
     resume(h, d,
            (struct msg_resume_params){.blocks = {&used.block, 1},
                                       .pages = {&page, 1},
+                                      .ended = {ended, ARRAY_SIZE(ended)},
                                       .done = true});
     cr_assert_eq(h_counts(h).arrays, 1, "a stream has no leases");
     h_begin(h, c, h_open(h, c, "x", NULL, "rw")->lease, true);
