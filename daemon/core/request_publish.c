@@ -110,7 +110,7 @@ set_check(struct conn *conn, const struct msg_stage_params *p, struct array **re
 
 static int
 stage_one(struct conn *conn, struct array *array, struct msg_str key, uint64_t id,
-          struct refusal *r)
+          struct member **ret, struct refusal *r)
 {
     struct lease *lease;
 
@@ -119,38 +119,39 @@ stage_one(struct conn *conn, struct array *array, struct msg_str key, uint64_t i
     if (lease->array->pool != array->pool || lease->array->is_set || lease->array == array)
         return refuse(r, PROTO_ERR_INVALID,
                       "\"%.*s\": a member is of its set's pool, and no set", STR_FMT(key));
-    return set_add(array, key, lease->array, r);
+    return set_add(array, key, lease->array, ret, r);
 }
 
 /* All or none. */
 static int
 stage_all(struct conn *conn, struct array *array, const struct msg_stage_params *p,
-          struct refusal *r)
+          struct member **members, struct refusal *r)
 {
     uint32_t n = 0;
     int rc = 0;
 
     while (n < p->keys.n && rc == 0) {
-        rc = stage_one(conn, array, p->keys.v[n], p->leases.v[n], r);
+        rc = stage_one(conn, array, p->keys.v[n], p->leases.v[n], &members[n], r);
         n += rc == 0;
     }
     while (rc && n-- > 0)
-        set_remove(array, p->keys.v[n]);
+        set_remove(array, members[n]);
     return rc;
 }
 
 HANDLER(on_stage)
 {
     const struct msg_stage_params *p = params;
+    struct member *members[PROTO_OPEN_MAX];
     struct array *array;
     int rc = set_check(conn, p, &array, r);
 
     if (rc == 0)
-        rc = stage_all(conn, array, p, r);
+        rc = stage_all(conn, array, p, members, r);
     if (rc)
         return rc;
     for (uint32_t i = 0; i < p->keys.n; i++)
-        set_measure(array, p->keys.v[i]);
+        set_keep(array, members[i]);
     done_note(core, conn, id, MSG_STAGE, 0, 0);
     send_result(core, conn, id, MSG_STAGE, &(struct msg_none){}, NULL, 0);
     return 0;

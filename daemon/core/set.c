@@ -125,7 +125,8 @@ set_unmake(struct array *array)
 }
 
 static int
-member_new(struct set *set, struct msg_str key, struct array *array, struct refusal *r)
+member_new(struct set *set, struct msg_str key, struct array *array, struct member **ret,
+           struct refusal *r)
 {
     _cleanup_free_ struct member *member = calloc(1, sizeof(*member) + key.n);
 
@@ -141,20 +142,21 @@ member_new(struct set *set, struct msg_str key, struct array *array, struct refu
         user_uncharge(set->user, RES_HOST, member_bytes(member));
         return refuse(r, PROTO_ERR_EXISTS, "the set has a key \"%.*s\"", STR_FMT(key));
     }
-    member = NULL; /* the set's */
+    *ret = TAKE_PTR(member);
     return 0;
 }
 
 int
-set_add(struct array *array, struct msg_str key, struct array *member, struct refusal *r)
+set_add(struct array *array, struct msg_str key, struct array *of, struct member **ret,
+        struct refusal *r)
 {
     int rc = array->is_set ? 0 : set_make(array, r);
 
     if (rc == 0)
-        rc = member_new(array->set, key, member, r);
+        rc = member_new(array->set, key, of, ret, r);
     if (rc == 0) {
         array->set->n++;
-        member->n_sets++;
+        of->n_sets++;
     } else if (array->is_set && !array->set->n) {
         set_unmake(array);
     }
@@ -162,21 +164,22 @@ set_add(struct array *array, struct msg_str key, struct array *member, struct re
 }
 
 int
-set_restore(struct array *array, struct msg_str key, struct array *member)
+set_restore(struct array *array, struct msg_str key, struct array *of)
 {
-    int rc = set_add(array, key, member, NULL);
+    struct member *member;
+    int rc = set_add(array, key, of, &member, NULL);
 
     if (rc == 0)
-        set_measure(array, key);
+        set_keep(array, member);
     return rc;
 }
 
 void
-set_measure(struct array *array, struct msg_str key)
+set_keep(struct array *array, const struct member *member)
 {
-    if (key.n > array->set->longest)
-        array->set->longest = (uint8_t)key.n;
-    persist_member(array, member_find(array, key));
+    if (member->n_key > array->set->longest)
+        array->set->longest = member->n_key;
+    persist_member(array, member);
 }
 
 static struct array *
@@ -194,9 +197,9 @@ member_drop(struct set *set, struct member *member)
 }
 
 void
-set_remove(struct array *array, struct msg_str key)
+set_remove(struct array *array, struct member *member)
 {
-    member_drop(array->set, member_find(array, key));
+    member_drop(array->set, member);
     if (!array->set->n)
         set_unmake(array);
 }

@@ -42,13 +42,14 @@ RB_PROTOTYPE(members, member, node, )
 
 /* Puts an array under a key of what is a set from then on: one without bytes that never had a name.
  * -ENOMEM or REFUSED. */
-int set_add(struct array *array, struct msg_str key, struct array *member, struct refusal *r);
+int set_add(struct array *array, struct msg_str key, struct array *of, struct member **ret,
+            struct refusal *r);
 /* One that it had in an earlier core. -ENOMEM. */
-int set_restore(struct array *array, struct msg_str key, struct array *member);
-/* A key that was added is to stay. */
-void set_measure(struct array *array, struct msg_str key);
+int set_restore(struct array *array, struct msg_str key, struct array *of);
+/* What was added is to stay. */
+void set_keep(struct array *array, const struct member *member);
 /* Takes back what was added: its array is kept by somebody else. */
-void set_remove(struct array *array, struct msg_str key);
+void set_remove(struct array *array, struct member *member);
 /* The member of that key; NULL: there is none, or the array (which may be NULL) is no set. */
 struct array *set_get(const struct array *array, struct msg_str key);
 /* The first member > after whose key is not before the prefix. */

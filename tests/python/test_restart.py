@@ -478,6 +478,17 @@ def test_a_start_is_no_turn(restarts):
         assert 0 < c.status().turn_wall_ns < 1_000_000_000
 
 
+def test_a_member_has_one_record(restarts):
+    """Whatever sets an array is put into, and under how many keys."""
+    text = "x" * 4000
+    with restarts.connect() as c, c.create("x", 10, "<f4", metadata=text) as x:
+        before = c.status().journal_bytes
+        c.publish_many("s/", {f"{i}": x for i in range(25)})
+        assert c.status().journal_bytes - before < 25 * len(text)
+        restarts.restart()
+        assert c.show("s/9").metadata == text
+
+
 def test_a_timeline_keeps_its_name(restarts):
     with restarts.connect() as c, restarts.connect() as other:
         with c.timeline("t") as t, other.open_timeline("t") as before:
