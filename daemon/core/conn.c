@@ -143,8 +143,8 @@ drop_request(struct core *core, struct conn *conn)
         waiter_drop(core, LIST_FIRST(&conn->waiters));
     else if (!LIST_EMPTY(&conn->flushes))
         flush_drop(core, LIST_FIRST(&conn->flushes));
-    else if (!LIST_EMPTY(&conn->watches))
-        watch_free(core, LIST_FIRST(&conn->watches));
+    else if (!RB_EMPTY(&conn->watches))
+        watch_free(core, RB_ROOT(&conn->watches));
     else if (conn->monitor)
         monitor_free(core, conn->monitor);
     else if (!RB_EMPTY(&conn->asking))

@@ -68,7 +68,7 @@ struct conn {
     LIST_HEAD(, waiter) waiters;
     LIST_HEAD(, flush) flushes;
     LIST_HEAD(, ticket) tickets;
-    LIST_HEAD(, watch) watches;
+    struct watches_of_conn watches;
     struct monitor *monitor; /* or NULL */
     struct published published;
     struct entry close;

@@ -24,6 +24,7 @@ watch_compare(const struct watch *a, const struct watch *b)
 }
 
 RB_GENERATE(watches, watch, node, watch_compare)
+RB_GENERATE_BY(watches_of_conn, watch, of_conn, request)
 
 static void
 watch_answer(struct core *core, struct conn *conn, uint32_t request, uint64_t generation)
@@ -72,19 +73,16 @@ watch_new(struct core *core, struct conn *conn, uint32_t request, struct pool *p
     pool->n_watches++;
     core->n_watches++;
     RB_INSERT(watches, &core->watches, watch);
-    LIST_INSERT_HEAD(&conn->watches, watch, of_conn);
+    RB_INSERT(watches_of_conn, &conn->watches, watch);
     return 0;
 }
 
 struct watch *
 watch_find(struct conn *conn, uint32_t request)
 {
-    struct watch *watch;
+    struct watch key = {.request = request};
 
-    LIST_FOREACH(watch, &conn->watches, of_conn)
-        if (watch->request == request)
-            return watch;
-    return NULL;
+    return RB_FIND(watches_of_conn, &conn->watches, &key);
 }
 
 void
@@ -94,7 +92,7 @@ watch_free(struct core *core, struct watch *watch)
         TAILQ_REMOVE(&watch->conn->user->told, watch, told);
     else
         RB_REMOVE(watches, &core->watches, watch);
-    LIST_REMOVE(watch, of_conn);
+    RB_REMOVE(watches_of_conn, &watch->conn->watches, watch);
     charge_deinit(&watch->charge);
     watch->pool->n_watches--;
     pool_touch(watch->pool); /* it may have waited for this; the watcher has its connection */

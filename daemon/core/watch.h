@@ -18,9 +18,9 @@ struct watch {
     RB_ENTRY(watch) node;    /* core->watches, by pool, name, connection and request */
     TAILQ_ENTRY(watch) told; /* or its user's, when there is something to tell */
     bool is_told;
-    bool is_over;        /* there is no such pool any more, which is to be told */
-    uint64_t generation; /* to be told */
-    LIST_ENTRY(watch) of_conn;
+    bool is_over;            /* there is no such pool any more, which is to be told */
+    uint64_t generation;     /* to be told */
+    RB_ENTRY(watch) of_conn; /* conn->watches, by request */
     struct conn *conn;
     struct charge charge;
     struct pool *pool;
@@ -30,8 +30,10 @@ struct watch {
 };
 
 RB_HEAD(watches, watch);
+RB_HEAD(watches_of_conn, watch);
 
 RB_PROTOTYPE(watches, watch, node, )
+RB_PROTOTYPE(watches_of_conn, watch, of_conn, )
 
 /* Answers at once, or keeps a watch. -ENOMEM or REFUSED. */
 int watch_new(struct core *core, struct conn *conn, uint32_t request, struct pool *pool,

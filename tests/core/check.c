@@ -459,7 +459,7 @@ check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
 {
     struct lease *lease;
     struct hold *hold;
-    const struct watch *watch;
+    struct watch *watch;
     uint64_t held = 0, leased = 0;
 
     RB_FOREACH(lease, leases, &conn->leases) {
@@ -474,12 +474,12 @@ check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
     }
     CHECK(held == leased);
     *ret_watches += conn->monitor != NULL;
-    LIST_FOREACH(watch, &conn->watches, of_conn) {
+    RB_FOREACH(watch, watches_of_conn, &conn->watches) {
         CHECK(watch->conn == conn);
         ++*ret_watches;
     }
     CHECK(!conn->departed || conn->leaving ||
-          (LIST_EMPTY(&conn->watches) && LIST_EMPTY(&conn->waiters) &&
+          (RB_EMPTY(&conn->watches) && LIST_EMPTY(&conn->waiters) &&
            LIST_EMPTY(&conn->flushes) && LIST_EMPTY(&conn->jobs) &&
            TAILQ_EMPTY(&conn->published.there) && TAILQ_EMPTY(&conn->published.gone) &&
            !conn->published.asked));
