@@ -207,17 +207,9 @@ persist_done(struct core *core, struct conn *conn, uint32_t place)
 void
 persist_conn_anew(struct core *core, struct conn *conn)
 {
-    struct hold *hold;
-    struct page *page;
-
     if (!conn->number)
         return;
     persist_process(core, conn);
-    RB_FOREACH(hold, holds, &conn->holds)
-        persist_hold(core, hold);
-    LIST_FOREACH(page, &conn->pages, of_conn)
-        if (page->made)
-            persist_page(core, page);
     for (uint32_t i = 0; i < DONE_MAX; i++)
         if (conn->done[i].method)
             persist_done(core, conn, i);

@@ -69,7 +69,7 @@ void persist_page(struct core *core, const struct page *page);
 void persist_page_gone(struct core *core, const struct page *page);
 /* As the keeper has it by now. */
 void persist_process(struct core *core, const struct conn *conn);
-/* The new journal alone gets it, with its holds and pages. */
+/* The same with what it has had done. */
 void persist_conn_anew(struct core *core, struct conn *conn);
 /* It has something that counts after a restart. */
 void persist_conn_needed(struct core *core, struct conn *conn);

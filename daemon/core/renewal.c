@@ -7,7 +7,7 @@
 #include "set.h"
 #include "state.h"
 
-#define SOME   4  /* arrays, or connections, for each piece of an event: that many at least, */
+#define SOME   4  /* objects for each piece of an event: that many at least, */
 #define MOST   32 /* and at most, */
 #define FACTOR 4  /* until they are so many times what the event has added to both journals */
 #define SLACK  ((size_t)256 << 10) /* bytes that a journal may take beside what it is charged */
@@ -31,19 +31,58 @@ turn_back(struct persist *p, struct journal *journal)
 
 /* ---- one of each ---- */
 
-/* The next one, here or departed. */
+/* The first one from that number on, here or departed. */
+static struct conn *
+next_conn(struct core *core, uint64_t id)
+{
+    struct conn key = {.id = id};
+    struct conn *here = RB_NFIND(conns, &core->conns, &key);
+    struct conn *departed = RB_NFIND(conns, &core->departed, &key);
+
+    return here && (!departed || here->id < departed->id) ? here : departed;
+}
+
 static bool
 conn_anew(struct core *core)
 {
-    struct conn key = {.id = core->renewal.id + 1};
-    struct conn *here = RB_NFIND(conns, &core->conns, &key);
-    struct conn *departed = RB_NFIND(conns, &core->departed, &key);
-    struct conn *conn = here && (!departed || here->id < departed->id) ? here : departed;
+    struct conn *conn = next_conn(core, core->renewal.id + 1);
 
     if (!conn)
         return false;
     persist_conn_anew(core, conn);
     core->renewal.id = conn->id;
+    return true;
+}
+
+/* The next one of a connection, which may have another number by now: its come again then. */
+static bool
+hold_anew(struct core *core)
+{
+    struct renewal *at = &core->renewal;
+    struct conn *conn = next_conn(core, at->id);
+
+    if (!conn)
+        return false;
+    struct hold key = {.id = conn->id == at->id ? at->hold + 1 : 0};
+    struct hold *hold = conn->number ? RB_NFIND(holds, &conn->holds, &key) : NULL;
+    if (hold)
+        persist_hold(core, hold);
+    at->id = conn->id + !hold;
+    at->hold = hold ? hold->id : 0;
+    return true;
+}
+
+static bool
+page_anew(struct core *core)
+{
+    struct page key = {.id = core->renewal.id + 1};
+    struct page *page = RB_NFIND(pages, &core->pages, &key);
+
+    if (!page)
+        return false;
+    if (page->made)
+        persist_page(core, page);
+    core->renewal.id = page->id;
     return true;
 }
 
@@ -121,11 +160,31 @@ lost_anew(struct core *core, const struct lost *lost)
 }
 
 static bool
+block_anew(struct core *core, struct pool *pool)
+{
+    struct block key = {.id = core->renewal.id + 1};
+    struct block *block = RB_NFIND(blocks, &pool->blocks, &key);
+
+    if (!block)
+        return false;
+    if (block->promised && block->state == BLOCK_LIVE)
+        persist_block(core, block);
+    core->renewal.id = block->id;
+    return true;
+}
+
+static bool
 of_pool_anew(struct core *core, struct pool *pool)
 {
     struct renewal *at = &core->renewal;
     struct msg_str name = name_of(at), any = {0};
 
+    if (at->stage == RENEWAL_POOLS && pool->number)
+        persist_pool(core, pool);
+    if (at->stage == RENEWAL_POOLS)
+        return false;
+    if (at->stage == RENEWAL_BLOCKS)
+        return block_anew(core, pool);
     if (at->stage == RENEWAL_NAMES)
         return array_anew(at, pool_find_next(pool, name, any));
     if (at->stage == RENEWAL_NAMELESS)
@@ -165,6 +224,8 @@ one_anew(struct core *core)
     struct renewal *at = &core->renewal;
 
     if (!(at->stage == RENEWAL_CONNS     ? conn_anew(core)
+          : at->stage == RENEWAL_HOLDS   ? hold_anew(core)
+          : at->stage == RENEWAL_PAGES   ? page_anew(core)
           : at->stage == RENEWAL_TICKETS ? ticket_anew(core)
           : at->stage == RENEWAL_SETS    ? member_anew(core)
                                          : any_anew(core)))
@@ -226,8 +287,6 @@ core_renew_journal(struct core *core, struct journal *next)
 {
     struct persist *p = &core->persist;
     struct journal *journal;
-    struct pool *pool;
-    struct block *block;
 
     p->next = next;
     p->due = 0;
@@ -238,12 +297,6 @@ core_renew_journal(struct core *core, struct journal *next)
     for (uint32_t i = 0; i < SUSPECTS_MAX; i++)
         if (core->suspects.v[i].deaths)
             persist_suspect(core, i);
-    RB_FOREACH(pool, pools, &core->pools)
-        if (pool->number)
-            persist_pool(core, pool);
-    LIST_FOREACH(block, &core->blocks, of_core)
-        if (block->promised && block->state == BLOCK_LIVE)
-            persist_block(core, block);
     turn_back(p, journal);
 }
 

@@ -14,7 +14,11 @@
 struct core;
 
 enum renewal_stage {
+    RENEWAL_POOLS,
+    RENEWAL_BLOCKS,
     RENEWAL_CONNS,
+    RENEWAL_HOLDS,
+    RENEWAL_PAGES,
     RENEWAL_TICKETS,
     RENEWAL_SETS, /* their members */
     RENEWAL_NAMES,
@@ -27,7 +31,8 @@ struct renewal { /* how far the new one is: after this one, of this stage */
     enum renewal_stage stage;
     uint8_t n_name;
     char pool[PROTO_POOL_MAX + 1], name[PROTO_NAME_MAX]; /* or a member's key, a secret */
-    uint64_t id, generation; /* id: the connection's, the array's, or the set's */
+    uint64_t id, generation; /* id: the connection's, the array's, ... or the set's */
+    uint64_t hold;           /* of that connection */
 };
 
 /* Some of what a new journal is to get. */

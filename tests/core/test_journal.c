@@ -185,3 +185,37 @@ CORE_TEST(journal, is_large_when_little_of_it_counts, room_for_many)
     renewed(h);
     cr_assert_not(core_journal_is_large(h->core));
 }
+
+/* ---- slices ---- */
+
+#define BLOCKS 200
+
+static void
+room_for_blocks(struct core_config *config)
+{
+    h_sharing(config);
+    config->blocks = config->limits.leases = BLOCKS;
+}
+
+/* Whatever one connection, or all, have: no event has more to write than another. */
+CORE_TEST(journal, is_renewed_in_slices, room_for_blocks)
+{
+    const size_t slice = 5 * 1024;
+    uint64_t conn = h_connect(h, 1000, 1000);
+    struct msg_create_params pinned = exclusive;
+    size_t at = 0;
+
+    pinned.memory = MSG_STR("pinned");
+    for (int i = 0; i < BLOCKS; i++)
+        h_made(h, conn, 1, pinned);
+    core_set_pieces(h->core, 8);
+    h->by_hand = true;
+    saved_renew(h);
+    const struct journal *next = h->core->persist.next;
+    for (; !core_journal_is_renewed(h->core); h_tick(h, 0)) {
+        cr_assert_lt(next->at - at, slice);
+        at = next->at;
+    }
+    h->by_hand = false;
+    cr_assert_gt(at, 5 * slice);
+}
