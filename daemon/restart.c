@@ -17,11 +17,12 @@
 #include "base/log.h"
 #include "base/macros.h"
 
-#define JOURNAL      0                   /* its number at the keeper */
-#define JOURNAL_STEP ((size_t)256 << 10) /* bytes by which its file grows, or an eighth of it */
-#define HAND_OVER_NS (2 * NSEC_PER_SEC)  /* that a keeper has to take what it is given */
-#define PAUSE_MIN_MS UINT64_C(100)
-#define PAUSE_MAX_MS UINT64_C(1000) /* as those of a supervisor: supervise.c */
+#define JOURNAL       0                   /* its number at the keeper */
+#define JOURNAL_STEP  ((size_t)256 << 10) /* bytes by which its file grows, or an eighth of it */
+#define JOURNAL_UNMAP ((size_t)2 << 20)   /* bytes that are unmapped at a time */
+#define HAND_OVER_NS  (2 * NSEC_PER_SEC)  /* that a keeper has to take what it is given */
+#define PAUSE_MIN_MS  UINT64_C(100)
+#define PAUSE_MAX_MS  UINT64_C(1000) /* as those of a supervisor: supervise.c */
 
 /* ---- journals ---- */
 
@@ -57,11 +58,16 @@ grow(struct journal *journal, size_t size)
     return rc;
 }
 
+/* Some at a time: as long as a call takes, no other thread can map memory. */
 static void
 file_close(struct journal_file *file)
 {
-    if (file->journal.bytes)
-        munmap(file->journal.bytes, file->journal.size);
+    struct journal *journal = &file->journal;
+
+    for (size_t at = 0, n; journal->bytes && at < journal->size; at += n) {
+        n = min_u64(JOURNAL_UNMAP, journal->size - at);
+        munmap(journal->bytes + at, n);
+    }
     fd_close(file->fd);
     *file = (struct journal_file){.fd = -1};
 }
@@ -96,6 +102,37 @@ file_open(struct journal_file *file)
         return -errno;
     file->journal = (struct journal){.bytes = bytes, .size = (size_t)st.st_size};
     return journal_open(&file->journal);
+}
+
+static void *
+close_replaced(void *userdata)
+{
+    struct restart *r = userdata;
+
+    file_close(&r->replaced);
+    r->is_closed = true;
+    return NULL;
+}
+
+/* To free its pages takes as long as many turns of the loop. On a thread of its own, since those of
+ * the pool may be with the driver. */
+static void
+replace(struct restart *r, struct journal_file *file)
+{
+    r->replaced = *file;
+    *file = (struct journal_file){.fd = -1};
+    r->is_closed = false;
+    r->closes = pthread_create(&r->closer, NULL, close_replaced, r) == 0;
+    if (!r->closes)
+        file_close(&r->replaced);
+}
+
+static void
+end_closing(struct restart *r)
+{
+    if (r->closes)
+        pthread_join(r->closer, NULL);
+    r->closes = false;
 }
 
 /* ---- what was left ---- */
@@ -187,6 +224,7 @@ void
 restart_close(struct restart *r)
 {
     close_old(r);
+    end_closing(r);
     for (int i = 0; i < 2; i++)
         file_close(&r->files[i]);
 }
@@ -372,7 +410,7 @@ hand_over(struct restart *r, struct core *core)
     if (kept_wait(r->kept, 0) == -ETIMEDOUT)
         return;
     core_switch_journal(core);
-    file_close(&r->files[r->turn]);
+    replace(r, &r->files[r->turn]);
     r->turn = !r->turn;
     r->renews = r->is_handed_over = false;
     r->least = next->journal.at + JOURNAL_STEP;
@@ -383,11 +421,13 @@ restart_look(struct restart *r, struct core *core)
 {
     if (!r->is_on)
         return;
+    if (r->is_closed)
+        end_closing(r);
     if (r->files[0].journal.full || r->files[1].journal.full)
         give_up(r, core);
     else if (r->renews && core_journal_is_renewed(core))
         hand_over(r, core);
-    else if (!r->renews && r->files[r->turn].journal.at > r->least &&
+    else if (!r->renews && !r->closes && r->files[r->turn].journal.at > r->least &&
              core_journal_is_large(core))
         begin_renewal(r, core);
 }

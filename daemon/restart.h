@@ -14,6 +14,10 @@
  */
 #pragma once
 
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
 #include "conns.h"
 #include "core.h"
 #include "journal.h"
@@ -34,6 +38,11 @@ struct restart {
     bool is_on;
     bool renews, is_handed_over; /* the new one is at the keeper, or on its way */
     size_t least;                /* bytes that it has before it is written anew */
+
+    struct journal_file replaced; /* which a thread closes, before another renewal begins */
+    pthread_t closer;
+    bool closes;
+    _Atomic bool is_closed;
 
     struct journal_file old; /* a former daemon's */
     struct restore restore;
