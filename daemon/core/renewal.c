@@ -311,7 +311,7 @@ core_journal_is_large(const struct core *core)
 bool
 core_journal_is_renewed(const struct core *core)
 {
-    return core->persist.next && !renewal_is_behind(core);
+    return core->persist.next && !core->persist.next->full && !renewal_is_behind(core);
 }
 
 void

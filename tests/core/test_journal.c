@@ -186,6 +186,25 @@ CORE_TEST(journal, is_large_when_little_of_it_counts, room_for_many)
     cr_assert_not(core_journal_is_large(h->core));
 }
 
+/* The old one is whole, until the shell gives both up. */
+CORE_TEST(journal, is_right_where_the_next_one_is_full, h_sharing)
+{
+    uint64_t conn = h_connect(h, 1000, 1000);
+    uint64_t x = h_create_now(h, conn, "x", NULL, 100)->lease;
+
+    h->by_hand = true;
+    saved_renew(h);
+    h->core->persist.next->size = h->core->persist.next->at;
+    h_begun(h, conn, x, true); /* before the next one has it, and after */
+    h_tick(h, 0);
+    h->by_hand = false;
+    uint64_t y = h_create_now(h, conn, "y", NULL, 100)->lease;
+    saved_check(h);
+    h_begun(h, conn, y, true);
+    cr_assert(h->core->persist.next->full && !core_journal_is_renewed(h->core));
+    saved_check(h);
+}
+
 /* ---- slices ---- */
 
 #define BLOCKS 200
