@@ -45,14 +45,23 @@ enlarge(struct journal_file *file, size_t size)
     return 0;
 }
 
-/* One that cannot grow is none from then on: what it says would not be true. */
+/* One that cannot grow says what was before: until an earlier daemon's is this one's. */
 static int
-grow(struct journal *journal, size_t size)
+grow_or_stay(struct journal *journal, size_t size)
 {
     int rc = enlarge(container_of(journal, struct journal_file, journal), size);
 
     if (rc < 0)
         log_error("no journal of %zu bytes: %s", size, strerror(-rc));
+    return rc;
+}
+
+/* One that cannot grow is none from then on: what it says would not be true. */
+static int
+grow(struct journal *journal, size_t size)
+{
+    int rc = grow_or_stay(journal, size);
+
     if (rc < 0 && journal->bytes)
         memset(journal->bytes, 0, JOURNAL_START);
     return rc;
@@ -70,6 +79,26 @@ file_close(struct journal_file *file)
     }
     fd_close(file->fd);
     *file = (struct journal_file){.fd = -1};
+}
+
+/* The old one, whose fd the keeper has, to be gone on with. What is read stays where it is mapped. */
+static int
+file_go_on(struct journal_file *file, struct restart *r)
+{
+    const struct journal *old = &r->old.journal;
+    void *bytes = mmap(NULL, old->size, PROT_READ | PROT_WRITE, MAP_SHARED, r->old.fd, 0);
+
+    if (bytes == MAP_FAILED)
+        return -errno;
+    *file = (struct journal_file){.journal = {.bytes = bytes,
+                                              .size = old->size,
+                                              .at = old->at,
+                                              .restarts = r->n_restarts,
+                                              .id = {r->id[0], r->id[1]},
+                                              .grow = grow_or_stay},
+                                  .fd = r->old.fd};
+    r->old.fd = -1;
+    return 0;
 }
 
 static int
@@ -205,6 +234,7 @@ restart_open(struct restart *r)
     }
     if (rc == -EPROTO) {
         log_error("what the keeper has is no journal: nothing of a former daemon comes back");
+        file_close(&r->old);
         rc = 0;
     } else if (rc < 0) {
         log_error("cannot take over from a former daemon: %s",
@@ -331,7 +361,26 @@ start_journal(struct restart *r, struct core *core)
         rc = kept_wait(r->kept, HAND_OVER_NS);
     if (rc < 0 && rc != -ENOTCONN)
         return rc;
-    r->is_on = true;
+    return 0;
+}
+
+/* With the earlier daemon's journal, which is written anew when it is large, as any other. */
+static int
+restore(struct restart *r, struct core *core)
+{
+    struct journal *journal = &r->files[0].journal;
+    int rc = file_go_on(&r->files[0], r);
+
+    if (rc < 0)
+        return rc;
+    r->restore.journal = journal;
+    rc = core_restore(core, &r->restore, on_lost, r);
+    if (rc == 0 && journal->full)
+        rc = -ENOMEM;
+    if (rc < 0)
+        return rc;
+    journal_go_on(journal);
+    journal->grow = grow;
     return 0;
 }
 
@@ -350,13 +399,12 @@ restart_take(struct restart *r, struct core *core, struct worker *worker, struct
     for (size_t i = 0; rc == 0 && i < r->restore.n_pages; i++)
         take_page(r, pages, &r->restore.pages[i]);
     if (rc == 0)
-        rc = core_restore(core, &r->restore, on_lost, r);
-    if (rc == 0)
-        rc = start_journal(r, core);
+        rc = r->old.journal.bytes ? restore(r, core) : start_journal(r, core);
     if (rc < 0) {
         log_error("cannot take over from a former daemon: %s", strerror(-rc));
         return rc;
     }
+    r->is_on = true;
     for (size_t i = 0; i < r->restore.n_blocks; i++)
         if (!r->restore.blocks[i].lost && !r->restore.blocks[i].block)
             worker_disown(worker, r->restore.blocks[i].handle);

@@ -6,7 +6,7 @@
  *
  *     restart_open()     what a former daemon has left is found and read
  *     restart_take()     blocks, arrays, processes and their pages come into the new core, which
- *                        has a journal of its own from here on
+ *                        goes on with the journal
  *     restart_look()     after each event: a journal that has grown is written anew
  *     restart_stop()     the daemon is about to end: what happens from here on is not recorded
  *

@@ -443,8 +443,6 @@ core_restore_conn(struct core *core, uint64_t id, uint32_t kept,
     conn->reported = true;
     conn->resumes = record->resumes;
     conn->number = record->key.id;
-    if (core->persist.n_numbers < conn->number)
-        core->persist.n_numbers = conn->number;
     memcpy(conn->token, record->token, sizeof(conn->token));
     memcpy(conn->old_token, record->old_token, sizeof(conn->old_token));
     if (conn->resumes)

@@ -206,11 +206,28 @@ journal_next(struct journal *journal, uint64_t *place, struct journal_record *re
         journal->at = *place;
         return false;
     }
-    *ret = (struct journal_record){.type = head->type,
+    *ret = journal_get(journal, *place);
+    *place += journal_record_size(head->n);
+    return true;
+}
+
+struct journal_record
+journal_get(const struct journal *journal, uint64_t place)
+{
+    const struct head *head = (const struct head *)(const void *)(journal->bytes + place);
+
+    return (struct journal_record){.type = head->type,
                                    .mark = head->mark,
                                    .n = head->n,
                                    .payload = head + 1,
-                                   .place = *place};
-    *place += journal_record_size(head->n);
-    return true;
+                                   .place = place};
+}
+
+void
+journal_go_on(struct journal *journal)
+{
+    header_of(journal)->restarts = journal->restarts;
+    memcpy(header_of(journal)->id, journal->id, sizeof(journal->id));
+    journal_put(journal);
+    journal_commit(journal);
 }

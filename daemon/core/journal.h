@@ -77,3 +77,8 @@ struct journal_record {
 /* The record at *place, which is JOURNAL_START at first, and goes on to the next. false: there is
  * none, or it is broken: the rest is cut off. */
 bool journal_next(struct journal *journal, uint64_t *place, struct journal_record *ret);
+/* One that journal_next() has found. */
+struct journal_record journal_get(const struct journal *journal, uint64_t place);
+/* What was read, and is mapped to be written: it goes on after its last whole record, and says
+ * `restarts` and `id`. What was in hand no longer is. */
+void journal_go_on(struct journal *journal);

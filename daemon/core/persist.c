@@ -71,6 +71,12 @@ record_gone(struct core *core, enum record_type type, uint64_t id, uint64_t of)
     RECORD(core, RECORD_GONE, r);
 }
 
+void
+persist_gone(struct core *core, enum record_type type, uint64_t id)
+{
+    record_gone(core, type, id, 0);
+}
+
 /* ---- pools, blocks, processes ---- */
 
 void
@@ -257,6 +263,14 @@ persist_suspect(struct core *core, uint32_t place)
     struct record_suspect r = {.key = {.id = place}, .suspect = core->suspects.v[place]};
 
     RECORD(core, RECORD_SUSPECT, r);
+}
+
+void
+persist_suspects(struct core *core)
+{
+    for (uint32_t i = 0; i < SUSPECTS_MAX; i++)
+        if (core->suspects.v[i].deaths)
+            persist_suspect(core, i);
 }
 
 /* The keeper may have either. */

@@ -45,6 +45,8 @@ struct persist {
     };
 };
 
+/* What an earlier core has recorded did not come back. */
+void persist_gone(struct core *core, enum record_type type, uint64_t id);
 /* As it is now; where it has no reason to last any more, that it is gone. */
 void persist_array(struct array *array);
 /* It has no name, and may have lost it, or the last that kept it. */
@@ -79,6 +81,7 @@ void persist_conn_gone(struct core *core, const struct conn *conn);
 void persist_ticket(struct core *core, const struct ticket *ticket);
 void persist_ticket_gone(struct core *core, const struct ticket *ticket);
 void persist_suspect(struct core *core, uint32_t place);
+void persist_suspects(struct core *core); /* all */
 /* What is in hand: journal_take(), journal_put(). */
 void persist_take(struct core *core, uint64_t token, uint64_t request);
 void persist_put(struct core *core);

@@ -294,9 +294,7 @@ core_renew_journal(struct core *core, struct journal *next)
     core->renewal = (struct renewal){0};
     journal = turn_to_next(p);
     persist_numbers(core);
-    for (uint32_t i = 0; i < SUSPECTS_MAX; i++)
-        if (core->suspects.v[i].deaths)
-            persist_suspect(core, i);
+    persist_suspects(core);
     turn_back(p, journal);
 }
 

@@ -20,23 +20,24 @@
 
 /* ---- reading ---- */
 
-struct found { /* a record, in the order of what it is of, then of time */
+struct found { /* a record of one type, in the order of what it is of, then of time */
     struct record_key key;
-    uint64_t place;
-    const void *payload; /* NULL: it is gone */
-    uint16_t n;
-    uint64_t mark;
-    uint8_t type;
+    uint64_t place; /* a multiple of 8; | IS_GONE: of the record that says so */
+};
+
+#define IS_GONE 1
+
+struct founds {
+    struct found *v;
+    size_t n;
 };
 
 static int
 found_compare(const void *a, const void *b)
 {
     const struct found *x = a, *y = b;
-    int c = CMP(x->type, y->type);
+    int c = CMP(x->key.id, y->key.id);
 
-    if (!c)
-        c = CMP(x->key.id, y->key.id);
     if (!c)
         c = CMP(x->key.of, y->key.of);
     return c ? c : CMP(x->place, y->place);
@@ -77,73 +78,79 @@ is_whole(const struct journal_record *record)
            (!kind->name || record->n >= kind->name + p[kind->name - 1]);
 }
 
-/* Of a type that is not known, or too short: it is left out. */
-static bool
-found_init(struct found *ret, const struct journal_record *record)
+/* -ENOMEM. */
+static int
+founds_add(struct founds *to, const struct record_key *key, uint64_t place)
 {
-    const struct record_gone *gone = record->payload;
+    bool is_full = to->n == 0 || (to->n >= 64 && (to->n & (to->n - 1)) == 0);
+    size_t room = to->n ? 2 * to->n : 64;
+    struct found *v = is_full ? reallocarray(to->v, room, sizeof(*v)) : to->v;
 
-    if (record->type >= N_RECORDS || !kinds[record->type].min || !is_whole(record))
-        return false;
-    *ret = (struct found){
-        .key = gone->key,
-        .place = record->place,
-        .payload = record->type == RECORD_GONE ? NULL : record->payload,
-        .n = record->n,
-        .type = record->type == RECORD_GONE ? (uint8_t)gone->type : record->type,
-        .mark = record->mark,
-    };
-    return ret->type < N_RECORDS && kinds[ret->type].item;
+    if (!v)
+        return -ENOMEM;
+    to->v = v;
+    to->v[to->n++] = (struct found){.key = *key, .place = place};
+    return 0;
 }
 
+/* One of a type that is not known, or too short, is left out. -ENOMEM. */
 static int
-read_all(struct journal *journal, struct found **ret, size_t *ret_n)
+read_record(struct founds all[static N_RECORDS], const struct journal_record *record)
 {
-    struct journal_record record;
-    uint64_t place = JOURNAL_START;
-    struct found *all;
-    size_t n = 0;
+    const struct record_gone *gone = record->payload;
+    bool is_gone = record->type == RECORD_GONE;
 
-    while (journal_next(journal, &place, &record))
-        n++;
-    all = calloc(n + 1, sizeof(*all));
-    if (!all)
-        return -ENOMEM;
-    n = 0;
-    for (place = JOURNAL_START; journal_next(journal, &place, &record);)
-        n += found_init(&all[n], &record);
-    qsort(all, n, sizeof(*all), found_compare);
-    *ret = all;
-    *ret_n = n;
-    return 0;
+    if (record->type >= N_RECORDS || !kinds[record->type].min || !is_whole(record))
+        return 0;
+    if (is_gone && (gone->type >= N_RECORDS || !kinds[gone->type].item))
+        return 0;
+    return founds_add(&all[is_gone ? gone->type : record->type], &gone->key,
+                      record->place | (is_gone ? IS_GONE : 0));
+}
+
+/* Most are in order as they are. */
+static void
+founds_sort(struct founds *founds)
+{
+    size_t i = 1;
+
+    while (i < founds->n && found_compare(&founds->v[i - 1], &founds->v[i]) < 0)
+        i++;
+    if (i < founds->n)
+        qsort(founds->v, founds->n, sizeof(*founds->v), found_compare);
 }
 
 /* The last one of its object, which is there. */
 static bool
-is_last(const struct found *f, const struct found *end)
+is_last(const struct founds *founds, size_t i)
 {
-    bool is_same = f + 1 < end && f[1].type == f->type && f[1].key.id == f->key.id &&
-                   f[1].key.of == f->key.of;
+    const struct found *f = &founds->v[i];
+    bool is_same = i + 1 < founds->n && f[1].key.id == f->key.id && f[1].key.of == f->key.of;
 
-    return !is_same && f->payload;
+    return !is_same && !(f->place & IS_GONE);
 }
 
-/* All of a kind; f is the first one. -ENOMEM. */
+/* -ENOMEM. */
 static int
-take_kind(struct restore_list *list, const struct found *f, const struct found *end)
+take_kind(struct restore_list *list, enum record_type type, const struct founds *founds,
+          const struct journal *journal)
 {
-    size_t item = kinds[f->type].item;
-    char *p = list->items = calloc((size_t)(end - f), item);
+    size_t item = kinds[type].item;
+    char *p = list->items = calloc(founds->n + 1, item ? item : 1);
+    struct journal_record record;
 
     if (!p)
         return -ENOMEM;
-    for (; f < end; f++) {
-        if (!is_last(f, end))
+    for (size_t i = 0; i < founds->n; i++) {
+        if (!is_last(founds, i))
             continue;
-        memcpy(p, &f->payload, sizeof(f->payload)); /* what each begins with */
-        if (f->type == RECORD_ARRAY) {
-            ((struct restore_array *)(void *)p)->n = f->n;
-            ((struct restore_array *)(void *)p)->mark = f->mark;
+        record = journal_get(journal, founds->v[i].place);
+        memcpy(p, &record.payload, sizeof(record.payload)); /* what each begins with */
+        if (type == RECORD_ARRAY) {
+            struct restore_array *a = (struct restore_array *)(void *)p;
+            a->n = record.n;
+            a->place = (uint32_t)(record.place / 8);
+            a->mark = record.mark;
         }
         p += item;
         list->n++;
@@ -154,15 +161,21 @@ take_kind(struct restore_list *list, const struct found *f, const struct found *
 int
 restore_read(struct restore *ret, struct journal *journal)
 {
-    _cleanup_free_ struct found *all = NULL;
-    size_t n = 0, end;
-    int r = read_all(journal, &all, &n);
+    struct founds all[N_RECORDS] = {0};
+    struct journal_record record;
+    uint64_t place = JOURNAL_START;
+    int r = 0;
 
     *ret = (struct restore){.in_hand = {journal->in_hand[0], journal->in_hand[1]}};
-    for (size_t i = 0; r == 0 && i < n; i = end) {
-        for (end = i + 1; end < n && all[end].type == all[i].type;)
-            end++;
-        r = take_kind(&ret->lists[all[i].type], all + i, all + end);
+    while (r == 0 && journal_next(journal, &place, &record))
+        r = read_record(all, &record);
+    for (enum record_type type = 0; type < N_RECORDS; type++) {
+        founds_sort(&all[type]);
+        if (r == 0)
+            r = take_kind(&ret->lists[type], type, &all[type], journal);
+        if (type == RECORD_CONN && all[type].n)
+            ret->n_numbers = all[type].v[all[type].n - 1].key.id;
+        free(all[type].v);
     }
     if (r < 0)
         restore_deinit(ret);
@@ -212,7 +225,7 @@ struct restoring {
 
 /* NULL: it is not configured any more, or the record is damaged. */
 static struct pool *
-get_pool(const struct restoring *to, uint32_t number)
+find_pool(const struct restoring *to, uint32_t number)
 {
     const struct record_pool **found = find(to->r, RECORD_POOL, number);
     struct pool *pool;
@@ -228,6 +241,16 @@ get_pool(const struct restoring *to, uint32_t number)
     struct msg_str name = {(*found)->name, (*found)->n_name};
     pool = pool_find_from(to->core, name);
     return pool && !pool->owner && msg_str_eq(name, pool->name) ? pool : NULL;
+}
+
+static struct pool *
+get_pool(const struct restoring *to, uint32_t number)
+{
+    struct pool *pool = find_pool(to, number);
+
+    if (pool)
+        pool->number = number;
+    return pool;
 }
 
 static int
@@ -587,7 +610,7 @@ restore_members(const struct restoring *to)
         if (!set || !set->array || set->array->span || set_get(set->array, key))
             continue; /* it has ended; or it was recorded twice, when the journal was renewed */
         if (member && member->array && !member->array->is_set)
-            rc = set_restore(set->array, key, member->array);
+            rc = set_restore(set->array, key, member->array, (uint32_t)m->key.of);
         else
             lose_whole(to, set, LOST_MEMBER);
     }
@@ -808,11 +831,71 @@ restore_numbers(const struct restoring *to)
 {
     struct core *core = to->core;
 
+    core->persist.n_numbers = to->r->n_numbers;
+    if (to->r->n_pools)
+        core->persist.n_pools = (uint32_t)to->r->pools[to->r->n_pools - 1]->key.id;
     if (!to->r->n_floors)
         return;
     core->next_array = core->next_block = core->next_page = core->persist.ids =
         to->r->floors[0]->ids;
     core_restore_floor(core, to->r->floors[0]->generation);
+}
+
+/* ---- the journal ---- */
+
+/* What is not as it was: a mark, a name that is lost. */
+static void
+take_array(const struct restoring *to, const struct restore_array *a)
+{
+    const struct record_array *record = a->record;
+    struct array *array = array_index_find(to->core->former_arrays, record->key.id);
+
+    if (!array) {
+        persist_gone(to->core, RECORD_ARRAY, record->key.id);
+        return;
+    }
+    array->record = a->place;
+    array->record_named = record->flags & ARRAY_NAMED;
+    if (array->record_named != array->named)
+        persist_array(array);
+    else if (a->mark)
+        persist_mark(array);
+}
+
+static void
+take_losts(struct core *core)
+{
+    struct pool *pool;
+    struct lost *lost;
+
+    RB_FOREACH(pool, pools, &core->pools)
+        RB_FOREACH(lost, losts, &pool->losts)
+            persist_lost(core, lost);
+}
+
+/* All that there is has its record in it. What has not come back is not looked for again: the
+ * keeper gives its number to others. */
+static void
+take_journal(const struct restoring *to)
+{
+    const struct restore *r = to->r;
+    struct core *core = to->core;
+
+    core->persist.journal = r->journal;
+    persist_numbers(core);
+    persist_suspects(core);
+    for (size_t i = 0; i < r->n_blocks; i++)
+        if (!r->blocks[i].block)
+            persist_gone(core, RECORD_BLOCK, r->blocks[i].record->key.id);
+    for (size_t i = 0; i < r->n_conns; i++)
+        if (!r->conns[i].conn)
+            persist_gone(core, RECORD_CONN, r->conns[i].record->key.id);
+    for (size_t i = 0; i < r->n_pages; i++)
+        if (!page_find(core, r->pages[i].record->key.id))
+            persist_gone(core, RECORD_PAGE, r->pages[i].record->key.id);
+    for (size_t i = 0; i < r->n_arrays; i++)
+        take_array(to, &r->arrays[i]);
+    take_losts(core);
 }
 
 int
@@ -838,6 +921,8 @@ core_restore(struct core *core, struct restore *restore, restore_lost_fn *lost, 
     if (r == 0)
         r = restore_members(&to);
     restore_companions(&to);
+    if (r == 0)
+        take_journal(&to);
     settle_arrays(&to);
     for (size_t i = 0; i < restore->n_blocks; i++)
         if (restore->blocks[i].block)

@@ -38,7 +38,8 @@ struct restore_conn {
 
 struct restore_array {
     const struct record_array *record;
-    uint16_t n; /* bytes */
+    uint16_t n;     /* bytes */
+    uint32_t place; /* in the journal, in 8 bytes */
     uint64_t mark;
     struct array *array; /* for core_restore() */
 };
@@ -86,6 +87,8 @@ struct restore { /* by the kind of record, and in the order of its keys */
     };
 
     uint64_t in_hand[2]; /* when the earlier core ended: journal.h */
+    uint64_t n_numbers;  /* of connections, with those that are gone: their holds say nothing */
+    struct journal *journal; /* the shell's to fill: the same, to be written from here on */
 };
 
 /* Of a journal that has been opened, which is to stay until restore_deinit(). -ENOMEM. */
@@ -100,6 +103,7 @@ typedef void restore_lost_fn(void *userdata, const char *pool, const char *name,
                              const char *why);
 
 /* Into a core without connections; blocks that were imported are its own from here on. Those that
- * nobody needs are released by CORE_RELEASE. -ENOMEM. */
+ * nobody needs are released by CORE_RELEASE. The journal becomes the core's, which records what of
+ * it has not come back; the next renewal leaves that out. -ENOMEM. */
 int core_restore(struct core *core, struct restore *restore, restore_lost_fn *lost,
                  void *userdata);

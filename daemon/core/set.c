@@ -164,13 +164,15 @@ set_add(struct array *array, struct msg_str key, struct array *of, struct member
 }
 
 int
-set_restore(struct array *array, struct msg_str key, struct array *of)
+set_restore(struct array *array, struct msg_str key, struct array *of, uint32_t record)
 {
     struct member *member;
     int rc = set_add(array, key, of, &member, NULL);
 
     if (rc == 0)
         set_keep(array, member);
+    if (rc == 0 && array->set->n_records < record)
+        array->set->n_records = record;
     return rc;
 }
 

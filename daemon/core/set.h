@@ -44,8 +44,8 @@ RB_PROTOTYPE(members, member, node, )
  * -ENOMEM or REFUSED. */
 int set_add(struct array *array, struct msg_str key, struct array *of, struct member **ret,
             struct refusal *r);
-/* One that it had in an earlier core. -ENOMEM. */
-int set_restore(struct array *array, struct msg_str key, struct array *of);
+/* One that it had in an earlier core, where its record had that number. -ENOMEM. */
+int set_restore(struct array *array, struct msg_str key, struct array *of, uint32_t record);
 /* What was added is to stay. */
 void set_keep(struct array *array, const struct member *member);
 /* Takes back what was added: its array is kept by somebody else. */

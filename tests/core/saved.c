@@ -320,6 +320,23 @@ assert_leases(struct core *core, struct conns *conns)
                 assert_not_free(core, lease->array);
 }
 
+/* Who may have memory mapped is who had it: here each has the number that it had there. */
+static void
+assert_holds(struct core *core, struct core *was)
+{
+    struct conn *conn, *other;
+    struct hold *hold;
+
+    RB_FOREACH(conn, conns, &core->departed) {
+        other = conn_find(&was->conns, conn->id);
+        if (!other)
+            other = conn_find(&was->departed, conn->id);
+        RB_FOREACH(hold, holds, &conn->holds)
+            cr_assert(hold_find(&other->holds, hold->id), "nobody had block %llu",
+                      (unsigned long long)hold->id);
+    }
+}
+
 static struct pool *
 find_pool(struct core *core, const char *name)
 {
@@ -400,6 +417,7 @@ restore(struct harness *h, const struct journal *from, struct journal *source,
     memset(source->bytes + from->at, 0xa5, 100);
     cr_assert_eq(journal_open(source), 0);
     cr_assert_eq(restore_read(r, source), 0);
+    r->journal = source;
     for (size_t i = 0; i < r->n_blocks; i++) {
         r->blocks[i].handle = r->blocks[i].record->kept;
         r->blocks[i].fd = (int)r->blocks[i].record->kept;
@@ -434,6 +452,7 @@ check_journal(struct harness *h, const struct journal *journal)
     assert_pools(h->core, core);
     assert_leases(core, &h->core->conns);
     assert_leases(core, &h->core->departed);
+    assert_holds(core, h->core);
     end(core, &r);
     core_check_anew();
     restore_deinit(&r);
@@ -480,7 +499,6 @@ void
 saved_restart(struct harness *h)
 {
     static struct harness old;
-    struct journal source;
     struct restore r;
 
     core_drop_journal(h->core);
@@ -493,16 +511,14 @@ saved_restart(struct harness *h)
     for (uint64_t conn = 1; conn <= h->next_conn; conn++)
         h->gone[conn] = true;
     books_uses_unknown(h);
-    h->core = restore(h, old.journal, &source, &r);
-    core_set_pieces(h->core, old.core->pieces);
     memset(h->journals, 0, sizeof(h->journals));
-    saved_init(h);
-    h->journal_at = JOURNAL_START;
-    h->n_saved = 0;
+    h->journal = &h->journals[0];
+    h->core = restore(h, old.journal, h->journal, &r);
+    journal_go_on(h->journal);
+    core_set_pieces(h->core, old.core->pieces);
     books_restarted(h, has_handle, &r);
     bury(&old);
     restore_deinit(&r);
-    munmap(source.bytes, BYTES);
     h_tick(h, 0);
 }
 
