@@ -81,7 +81,8 @@ file_close(struct journal_file *file)
     *file = (struct journal_file){.fd = -1};
 }
 
-/* The old one, whose fd the keeper has, to be gone on with. What is read stays where it is mapped. */
+/* The old one, whose fd the keeper has, to be gone on with. What is read stays where it is
+ * mapped. */
 static int
 file_go_on(struct journal_file *file, struct restart *r)
 {
