@@ -9,10 +9,11 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 
 import pytest
 import raw
-from conftest import CAID, DEADLINE, needs_root, public_daemon, wait_for
+from conftest import CAID, DEADLINE, become, fork, needs_root, public_daemon, wait_for
 
 
 # Runs its argument, not caid.
@@ -210,3 +211,67 @@ def test_a_keeper_of_its_own(start):
     d = start("--supervise", "--keeper=/run/x", wait=False)
     assert d.process.wait(DEADLINE) == 1
     assert "--supervise is its own keeper" in d.text()
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+V1, V2 = pathlib.Path("/sys/fs/cgroup/memory"), pathlib.Path("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def cgroup():
+    """A folder whose processes may have 64 MiB, and a function: how many were killed for more."""
+    over, limit, events = (V1, "memory.limit_in_bytes", "memory.oom_control")
+    if not (V1 / limit).exists():
+        over, limit, events = (V2, "memory.max", "memory.events")
+    folder = over / f"caid-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(64 << 20))
+    except OSError as e:
+        pytest.skip(f"no memory cgroup of one's own here: {e}")
+    yield folder, lambda: int(re.search(r"oom_kill (\d+)", (folder / events).read_text())[1])
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def hoard(d, uid, is_full):
+    """All that one uid may have, most of it metadata; then publishes on, also after a restart."""
+    become(uid, [])
+    with contextlib.suppress(raw.Refused), d.client() as c:
+        for n in range(1 << 20):
+            c.call("create", typestr="|u1", shape=[0], name=f"h{n}", metadata="m" * 4000)
+    is_full.set()
+    while True:
+        with contextlib.suppress(raw.Closed, OSError), d.client() as c:
+            [array] = c.call("open", names=["h0"], mode="rw")["arrays"]
+            while True:
+                c.call("publish", lease=array["lease"], name="h0")
+
+
+@needs_root
+def test_hoards_and_kills_in_the_memory_of_the_service(cgroup):
+    """A sixty-fourth of what it has (MemoryMax=), as of its limits: three uids, each with all that it may have."""
+    folder, oom_kills = cgroup
+    enter = ("sh", "-c", f'echo $$ >{folder}/cgroup.procs; exec "$0" "$@"')
+    limits = "[limits]\nhost_bytes = 16M\ntotal_host_bytes = 40M\n"
+    with public_daemon(limits, "--supervise", prefix=enter, level="") as d:
+        hoards = []
+        for uid in (61001, 61002, 61003):
+            is_full = fork.Event()
+            hoards.append(fork.Process(target=hoard, args=(d, uid, is_full), daemon=True))
+            hoards[-1].start()
+            assert is_full.wait(DEADLINE)
+        n_arrays = d.status()["arrays"]
+        assert n_arrays > 2000
+        for _ in range(5):
+            time.sleep(1)
+            child = child_of(d)
+            os.kill(child, signal.SIGKILL)
+            child_of(d, but=child)
+            wait_for(lambda: serves(d), "the next daemon")
+        assert d.status()["arrays"] == n_arrays
+        for process in hoards:
+            process.kill()
+            process.join()
+        assert oom_kills() == 0
