@@ -486,6 +486,7 @@ kept_forget(struct kept *k)
 
     for (uint32_t i = 0; i < k->end; i++)
         if (kept_claim(k, i) >= 0) {
+            kept_kill_page(k, i); /* which is one, as far as we know */
             fd_close(kept_drop(k, i));
             n++;
         }
@@ -543,7 +544,7 @@ kept_kill_page(struct kept *k, uint32_t number)
     if (!k->slots)
         return;
     pthread_mutex_lock(&k->lock);
-    if (k->slots[number].fd > 0)
+    if (number < k->end && k->slots[number].fd > 0)
         tell(k, number, k->slots[number].fd, DUE_KILL);
     pthread_mutex_unlock(&k->lock);
 }

@@ -76,7 +76,7 @@ void kept_deinit(struct kept *k);
 int kept_found(struct kept *k, uint32_t number);
 /* The same, which the caller owns from now on. */
 int kept_claim(struct kept *k, uint32_t number);
-/* Drops what was found and not claimed. Returns how many. */
+/* Drops what was found and not claimed, and kills the pages of it. Returns how many. */
 uint32_t kept_forget(struct kept *k);
 /* The thread. No fork(2) from here on. -errno, logged. */
 int kept_start(struct kept *k);

@@ -872,6 +872,8 @@ make_core(struct server *s)
         r = fds_check(setup->listener->fd); /* all that the start takes is taken */
     if (r == 0)
         r = start_listening(s);
+    if (r < 0 && s->core)
+        core_drop_journal(s->core);
     if (r < 0)
         kept_stop(setup->kept); /* what was taken over is the next one's */
     return r;

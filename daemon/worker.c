@@ -330,7 +330,7 @@ worker_adopt(struct worker *w, const char *device, enum core_kind kind, uint64_t
     while (i < w->gpu->n_devices && strcmp(w->gpu->devices[i].drv.uuid, device) != 0)
         i++;
     if (i == w->gpu->n_devices)
-        return -ENODEV;
+        return -EINVAL; /* what was there is not had any more */
     r = backing_adopt(&w->backings, kind, i, size, fd, &m->backing, &err);
     if (r < 0) {
         log_error("device %s: %s", device, err.message);

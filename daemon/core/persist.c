@@ -72,9 +72,9 @@ record_gone(struct core *core, enum record_type type, uint64_t id, uint64_t of)
 }
 
 void
-persist_gone(struct core *core, enum record_type type, uint64_t id)
+persist_gone(struct core *core, enum record_type type, struct record_key key)
 {
-    record_gone(core, type, id, 0);
+    record_gone(core, type, key.id, key.of);
 }
 
 /* ---- pools, blocks, processes ---- */
@@ -147,14 +147,15 @@ persist_process(struct core *core, const struct conn *conn)
         RECORD(core, RECORD_CONN, r);
 }
 
-/* Its pidfd is given to the keeper before the client hears of anything; its record says under which
- * number. */
+/* Its pidfd is given to the keeper before the client hears of anything, and recorded anew then. By
+ * now its pid does: what is recorded of it counts with who it is. */
 void
 persist_conn_needed(struct core *core, struct conn *conn)
 {
     if (conn->number || !core->persist.journal)
         return;
     conn->number = ++core->persist.n_numbers;
+    persist_process(core, conn);
     conn->keep.action = (struct core_action){.type = CORE_KEEP, .conn = conn->id, .fd = -1};
     entry_push(core, &conn->keep);
 }

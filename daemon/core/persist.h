@@ -46,7 +46,7 @@ struct persist {
 };
 
 /* What an earlier core has recorded did not come back. */
-void persist_gone(struct core *core, enum record_type type, uint64_t id);
+void persist_gone(struct core *core, enum record_type type, struct record_key key);
 /* As it is now; where it has no reason to last any more, that it is gone. */
 void persist_array(struct array *array);
 /* It has no name, and may have lost it, or the last that kept it. */

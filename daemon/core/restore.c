@@ -158,6 +158,20 @@ take_kind(struct restore_list *list, enum record_type type, const struct founds 
     return 0;
 }
 
+/* The highest number of a connection that these know; 0: none. */
+static uint64_t
+last_number(enum record_type type, const struct founds *founds)
+{
+    uint64_t last = 0;
+
+    if ((type == RECORD_CONN || type == RECORD_DONE) && founds->n)
+        last = founds->v[founds->n - 1].key.id;
+    for (size_t i = 0; type == RECORD_HOLD && i < founds->n; i++)
+        if (founds->v[i].key.of > last)
+            last = founds->v[i].key.of;
+    return last;
+}
+
 int
 restore_read(struct restore *ret, struct journal *journal)
 {
@@ -173,8 +187,8 @@ restore_read(struct restore *ret, struct journal *journal)
         founds_sort(&all[type]);
         if (r == 0)
             r = take_kind(&ret->lists[type], type, &all[type], journal);
-        if (type == RECORD_CONN && all[type].n)
-            ret->n_numbers = all[type].v[all[type].n - 1].key.id;
+        if (last_number(type, &all[type]) > ret->n_numbers)
+            ret->n_numbers = last_number(type, &all[type]);
         free(all[type].v);
     }
     if (r < 0)
@@ -851,7 +865,7 @@ take_array(const struct restoring *to, const struct restore_array *a)
     struct array *array = array_index_find(to->core->former_arrays, record->key.id);
 
     if (!array) {
-        persist_gone(to->core, RECORD_ARRAY, record->key.id);
+        persist_gone(to->core, RECORD_ARRAY, record->key);
         return;
     }
     array->record = a->place;
@@ -863,14 +877,37 @@ take_array(const struct restoring *to, const struct restore_array *a)
 }
 
 static void
-take_losts(struct core *core)
+take_conn(struct core *core, const struct restore_conn *c)
 {
+    if (!c->conn)
+        persist_gone(core, RECORD_CONN, c->record->key);
+    else if (c->kept != c->record->kept)
+        persist_process(core, conn_find(&core->departed, c->conn));
+}
+
+/* Where its time begins now, that has to last. */
+static void
+take_ticket(struct core *core, const struct record_ticket *t)
+{
+    const struct ticket *ticket = ticket_find(core, (const uint64_t[]){t->key.id, t->key.of});
+
+    if (!ticket)
+        persist_gone(core, RECORD_TICKET, t->key);
+    else if (t->lease || t->ends_ns != ticket->ends_ns)
+        persist_ticket(core, ticket);
+}
+
+static void
+take_losts(const struct restoring *to)
+{
+    struct core *core = to->core;
     struct pool *pool;
     struct lost *lost;
 
     RB_FOREACH(pool, pools, &core->pools)
         RB_FOREACH(lost, losts, &pool->losts)
-            persist_lost(core, lost);
+            if (!find(to->r, RECORD_LOST, lost->id))
+                persist_lost(core, lost);
 }
 
 /* All that there is has its record in it. What has not come back is not looked for again: the
@@ -886,16 +923,17 @@ take_journal(const struct restoring *to)
     persist_suspects(core);
     for (size_t i = 0; i < r->n_blocks; i++)
         if (!r->blocks[i].block)
-            persist_gone(core, RECORD_BLOCK, r->blocks[i].record->key.id);
+            persist_gone(core, RECORD_BLOCK, r->blocks[i].record->key);
     for (size_t i = 0; i < r->n_conns; i++)
-        if (!r->conns[i].conn)
-            persist_gone(core, RECORD_CONN, r->conns[i].record->key.id);
+        take_conn(core, &r->conns[i]);
     for (size_t i = 0; i < r->n_pages; i++)
         if (!page_find(core, r->pages[i].record->key.id))
-            persist_gone(core, RECORD_PAGE, r->pages[i].record->key.id);
+            persist_gone(core, RECORD_PAGE, r->pages[i].record->key);
     for (size_t i = 0; i < r->n_arrays; i++)
         take_array(to, &r->arrays[i]);
-    take_losts(core);
+    for (size_t i = 0; i < r->n_tickets; i++)
+        take_ticket(core, r->tickets[i]);
+    take_losts(to);
 }
 
 int

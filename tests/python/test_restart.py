@@ -937,6 +937,39 @@ def test_a_journal_that_is_damaged(at, byte):
             assert value_of(c, "n0") == 1
 
 
+def test_a_device_that_is_not_there_any_more(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAID_SOFTCUDA_DEVICES", "2")
+    with contextlib.closing(Restarts(tmp_path)) as r:
+        with r.connect() as c:
+            for device in range(2):
+                c.create(f"n{device}", 4, device=device).close()
+        r.end()
+        monkeypatch.setenv("CAID_SOFTCUDA_DEVICES", "1")
+        r.start()
+        with r.connect() as c:
+            assert ([e.name for e in c.list()], [e.name for e in c.lost()]) == (["n0"], ["n1"])
+
+
+def test_the_time_of_a_ticket_goes_on(tmp_path):
+    """That of one whose sender has died with the daemon, however often the next ones do."""
+    sends = "import caid; from multiprocessing.reduction import ForkingPickler\nx = caid.Client().empty(4)\nForkingPickler.dumps(x)"
+    with contextlib.closing(Restarts(tmp_path, "[memory]\nticket_ttl = 2s\n")) as r:
+        sender = Child(f"{sends}; print('sent', flush=True); input()", r.env)
+        sender.expect("sent")
+        r.process.send_signal(signal.SIGSTOP)
+        sender.kill()
+        r.restart()
+
+        def has_gone():
+            r.restart()
+            with r.connect() as c:
+                return c.status().arrays == 0
+
+        with r.connect() as c:
+            assert c.status().arrays == 1
+        wait_until(has_gone)
+
+
 @pytest.fixture
 def legacy(tmp_path):
     with contextlib.closing(Restarts(tmp_path, "[user-pools]\nlegacy = yes\n")) as r:
