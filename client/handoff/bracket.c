@@ -216,7 +216,8 @@ claim_open(const struct caid_bracket *bracket, struct claims *claims)
     claims_add_request(claims, &claims->brackets, CLAIM_ID, MSG_BEGIN, &params);
 }
 
-/* Ends that are yet to be sent are of brackets that are open there. */
+/* Ends that are yet to be sent are of brackets that are open there. What they have written is told
+ * at once: where the lease was closed meanwhile, the bracket is without that array. */
 static void
 claim(struct caid_client *client, struct claims *claims)
 {
@@ -230,8 +231,10 @@ claim(struct caid_client *client, struct claims *claims)
             claim_open(bracket, claims);
         else if (!bracket->granted) /* it may have been, without our hearing of it */
             claim_end(bracket, &undone, claims);
-    TAILQ_FOREACH(bracket, &table->unsent, of_list)
+    TAILQ_FOREACH(bracket, &table->unsent, of_list) {
+        claim_end(bracket, &bracket->end, claims);
         claim_open(bracket, claims);
+    }
     TAILQ_FOREACH(bracket, &table->told, of_list)
         claim_end(bracket, &bracket->end, claims);
 }

@@ -937,6 +937,20 @@ def test_a_journal_that_is_damaged(at, byte):
             assert value_of(c, "n0") == 1
 
 
+def test_what_was_written_is_whole_where_its_array_was_closed_meanwhile(restarts):
+    with restarts.connect() as c, restarts.connect() as other:
+        publish(c, "x", 1)
+        a = c.open("x", mode="rw")
+        bracket = a.write()
+        bracket.begin().copy_from_host(numpy.full(a.shape, 2, "<i4"))
+        restarts.end()
+        bracket.end()
+        a.close()
+        restarts.start()
+        with other.open("x") as x, x.read():
+            assert x.copy_to_host()[0] == 2
+
+
 def test_a_device_that_is_not_there_any_more(tmp_path, monkeypatch):
     monkeypatch.setenv("CAID_SOFTCUDA_DEVICES", "2")
     with contextlib.closing(Restarts(tmp_path)) as r:
