@@ -177,7 +177,7 @@ restore_read(struct restore *ret, struct journal *journal)
 {
     struct founds all[N_RECORDS] = {0};
     struct journal_record record;
-    uint64_t place = JOURNAL_START;
+    uint64_t place = JOURNAL_START, last;
     int r = 0;
 
     *ret = (struct restore){.in_hand = {journal->in_hand[0], journal->in_hand[1]}};
@@ -187,8 +187,9 @@ restore_read(struct restore *ret, struct journal *journal)
         founds_sort(&all[type]);
         if (r == 0)
             r = take_kind(&ret->lists[type], type, &all[type], journal);
-        if (last_number(type, &all[type]) > ret->n_numbers)
-            ret->n_numbers = last_number(type, &all[type]);
+        last = last_number(type, &all[type]);
+        if (last > ret->n_numbers)
+            ret->n_numbers = last;
         free(all[type].v);
     }
     if (r < 0)
