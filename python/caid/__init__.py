@@ -27,7 +27,7 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from ._daemon import LocalDaemon
 
-from . import _caid, _deprecated, _errors, _helpers, _records  # noqa: F401
+from . import _caid, _errors, _helpers, _records  # noqa: F401
 from ._arena import Allocation, Arena
 from ._array import Array
 from ._bracket import Bracket
@@ -129,7 +129,4 @@ if not _typing.TYPE_CHECKING:  # which would take every name for one that is the
             _show(_daemon.LocalDaemon)
             globals()[name] = _daemon.LocalDaemon
             return _daemon.LocalDaemon
-        if name == "Access":
-            _deprecated.warn("caid.Access", "caid.Bracket")
-            return Bracket
         raise AttributeError(f"module 'caid' has no attribute {name!r}")

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, TypeVar, overload
 from . import (
     _bracket,
     _copy,
-    _deprecated,
     _geometry,
     _interface,
     _metadata,
@@ -308,8 +307,6 @@ class Array(OfProcess, NotCompared, Closing):
         """int: CUDA ordinal, in this process, of the device that ``ptr`` was mapped for; -1 where
         nothing was, or where another library did."""
         return self._memory.mapped_ordinal
-
-    access = _deprecated.renamed("access", "mapped_ordinal")
 
     @property
     def memory(self) -> str | None:

@@ -15,7 +15,6 @@ from . import (
     _array,
     _bracket,
     _cai,
-    _deprecated,
     _events,
     _geometry,
     _metadata,
@@ -816,8 +815,6 @@ class Client(_queries.Queries, Closing):
             No arrays, or another client's.
         """
         return _bracket.of_client(self, read, write, stream, timeout)
-
-    access = _deprecated.renamed("access", "bracket")
 
     def stream(
         self, device: _Device = 0, non_blocking: bool = False, priority: int = 0

@@ -35,7 +35,7 @@ ARGS_OF = {
 # What stays: it does in the child what it does before. All else raises ForkedError.
 STAYS = {
     caid.Array: """
-        __bool__ __copy__ __deepcopy__ __enter__ __eq__ __hash__ __len__ __repr__ access alloc_size closed device dtype flags generation
+        __bool__ __copy__ __deepcopy__ __enter__ __eq__ __hash__ __len__ __repr__ alloc_size closed device dtype flags generation
         is_c_contiguous is_f_contiguous itemsize mapped_ordinal memory metadata name nbytes ndim pool readonly
         shape size strides typestr uid created""",
     caid.Client: "__enter__ __repr__ closed daemon_id host_accessible machine_id on_reconnect",

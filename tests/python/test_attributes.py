@@ -16,8 +16,6 @@ import caid
 import caid.storage
 from caid import _reference
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
 
 @pytest.fixture
 def client(monkeypatch):

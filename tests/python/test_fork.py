@@ -59,7 +59,6 @@ def end(thing, client):
 
 
 @pytest.mark.parametrize("what", THINGS)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_in_a_child_everything_inherited_is_refused_and_ends_quietly(client, what):
     cls, make, stays_too = THINGS[what]
     with client.create("a", (2, 3)) as a:

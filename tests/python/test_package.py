@@ -23,18 +23,9 @@ def test_what_is_exported_is_there_and_has_its_name():
     assert {cls.__name__ for cls in caid._errors.CLASSES.values()} <= {*caid.__all__}
 
 
-def test_names_of_before_work_and_warn(client):
-    with client.empty(10, "|u1") as a:
-        for there, old, new in [
-            (caid, "Access", caid.Bracket),
-            (client, "access", client.bracket),
-            (a, "access", a.mapped_ordinal),
-        ]:
-            with pytest.warns(DeprecationWarning, match=f"[.]{old} is now") as told:
-                assert getattr(there, old) == new
-            assert told[0].filename == __file__
-    with pytest.raises(AttributeError, match="no attribute 'Acces'"):
-        _ = caid.Acces
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Access'"):
+        _ = caid.Access
 
 
 def test_the_stub_is_the_extensions():

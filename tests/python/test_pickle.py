@@ -196,7 +196,6 @@ def gone(client, here):
         yield b
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_is_missing_says_why_where_its_memory_is_asked_for(gone):
     for name in set(members(caid.Array)) - set(STAYS[caid.Array].split()):
         said = asyncio.run(outcome(caid.Array, gone, name))
