@@ -171,8 +171,8 @@ def caidctl(*args, socket=None, env=None):
 
 
 @contextlib.contextmanager
-def run_daemon(path, config="/dev/null", **env):
-    command = [str(BUILD / "bin" / "caid"), "--foreground", f"--socket={path}",
+def run_daemon(path, config="/dev/null", mode="--foreground", **env):
+    command = [str(BUILD / "bin" / "caid"), mode, f"--socket={path}",
                f"--driver={os.environ.get('CAID_CUDA_DRIVER', 'soft')}", f"--config={config}",
                "--log-level=warning"]
     with subprocess.Popen(command, env={**os.environ, **env}) as daemon:
