@@ -62,9 +62,9 @@ bool msg_str_eq(struct msg_str s, const char *t);
 #define MSG_TYPE_U64S struct msg_u64s
 #define MSG_TYPE_STRS struct msg_strs
 
-#define RECORD(r)               struct msg_##r {
-#define FIELD(r, type, name, p) MSG_TYPE_##type name;
-#define NESTED(r, of, name)      \
+#define RECORD(r)                    struct msg_##r {
+#define FIELD(r, type, name, p, ...) MSG_TYPE_##type name;
+#define NESTED(r, of, name, ...) \
     const struct msg_##of *name; \
     uint32_t n_##name;
 #define END_RECORD(r) \

@@ -16,15 +16,15 @@
 #define RECORD(r)   static const struct field fields_##r[] = {
 #define FIELD(...)  DESCRIBE(false, __VA_ARGS__)
 #define SECRET(...) DESCRIBE(true, __VA_ARGS__)
-#define DESCRIBE(is_secret, r, field_type, field_name, presence) \
-    {.key = #field_name,                                         \
-     .n_key = sizeof(#field_name) - 1,                           \
-     .required = PRESENCE_##presence,                            \
-     .secret = is_secret,                                        \
-     .type = FIELD_##field_type,                                 \
-     .offset = offsetof(struct msg_##r, field_name),             \
+#define DESCRIBE(is_secret, r, field_type, field_name, presence, ...) \
+    {.key = #field_name,                                              \
+     .n_key = sizeof(#field_name) - 1,                                \
+     .required = PRESENCE_##presence,                                 \
+     .secret = is_secret,                                             \
+     .type = FIELD_##field_type,                                      \
+     .offset = offsetof(struct msg_##r, field_name),                  \
      .n_offset = offsetof(struct msg_##r, field_name) + N_OFFSET_##field_type},
-#define NESTED(r, element, field_name)                     \
+#define NESTED(r, element, field_name, ...)                \
     {.key = #field_name,                                   \
      .n_key = sizeof(#field_name) - 1,                     \
      .type = FIELD_RECORDS,                                \

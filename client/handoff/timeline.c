@@ -338,7 +338,7 @@ caid_timeline_value(struct caid_timeline *timeline, uint64_t *ret, struct caid_e
 PAGED_LIST(timelines, caid_timeline_entry);
 
 static bool
-entry_fill(struct caid_timeline_entry *ret, const struct msg_timeline *m, char **text)
+entry_fill(struct caid_timeline_entry *ret, const struct msg_timeline_entry *m, char **text)
 {
     if (!text_is_plain(m->pool) || !text_is_plain(m->name) || !text_is_plain(m->client) ||
         m->uid > UINT32_MAX)
@@ -360,7 +360,7 @@ static int
 timelines_give(struct pager *pager, uint32_t i)
 {
     struct timelines *list = container_of(pager, struct timelines, pager);
-    const struct msg_timeline *m = &list->result.timelines[i];
+    const struct msg_timeline_entry *m = &list->result.timelines[i];
     struct caid_timeline_entry entry;
 
     if (!entry_fill(&entry, m, &pager->text) ||

@@ -70,7 +70,7 @@ HANDLER(on_open_timeline)
 /* ---- list ---- */
 
 /* What the slot says, which is its owner's word. */
-static struct msg_timeline
+static struct msg_timeline_entry
 timeline_record(const struct timeline *timeline)
 {
     const struct page *page = timeline->page;
@@ -79,7 +79,7 @@ timeline_record(const struct timeline *timeline)
     uint64_t value = dead ? atomic_load_explicit(&slot->landed, memory_order_acquire)
                           : atomic_load_explicit(&slot->done, memory_order_acquire);
 
-    return (struct msg_timeline){
+    return (struct msg_timeline_entry){
         .pool = MSG_STR(timeline->pool->name),
         .name = {timeline->name, timeline->n_name},
         .pid = (uint64_t)page->conn->pid,
@@ -100,8 +100,8 @@ timelines_pool(const struct core *core, struct pager *pager, struct pool *pool,
     const struct timeline *timeline;
 
     while (pool->n_timelines && (timeline = timeline_find_next(core, pool, after))) {
-        struct msg_timeline record = timeline_record(timeline);
-        if (!pager_add(pager, &record, msg_timeline_size(&record)))
+        struct msg_timeline_entry record = timeline_record(timeline);
+        if (!pager_add(pager, &record, msg_timeline_entry_size(&record)))
             return;
         after = record.name;
     }
@@ -110,7 +110,7 @@ timelines_pool(const struct core *core, struct pager *pager, struct pool *pool,
 HANDLER(on_timelines)
 {
     const struct msg_timelines_params *p = params;
-    _cleanup_free_ struct msg_timeline *records = calloc(PAGE_MAX, sizeof(*records));
+    _cleanup_free_ struct msg_timeline_entry *records = calloc(PAGE_MAX, sizeof(*records));
     struct pager pager = PAGER(core, records, PAGE_MAX);
 
     if (!records)

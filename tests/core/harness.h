@@ -91,7 +91,7 @@ struct h_reply {
         struct msg_memory memory[H_DEVICES];
         struct msg_pool pools[4];
         struct msg_user users[4];
-        struct msg_timeline timelines[8];
+        struct msg_timeline_entry timelines[8];
         struct msg_status_result status;
         struct msg_flush_result flush;
     };

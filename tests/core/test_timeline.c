@@ -56,7 +56,7 @@ CORE_TEST(timeline, listed, NULL)
     cr_assert_eq(timelines(h, a, "uid:1000", "ab")->n_entries, 0);
     cr_assert_eq(timelines(h, a, NULL, NULL)->n_entries, 3, "all pools");
     cr_assert_eq(timelines(h, b, NULL, NULL)->n_entries, 1, "that may be read");
-    const struct msg_timeline *t = &h->replies[b].timelines[0];
+    const struct msg_timeline_entry *t = &h->replies[b].timelines[0];
     cr_assert_eq(t->value, 1);
     cr_assert_eq(t->submitted, 2);
     cr_assert_eq(t->holders, 1);

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/PROTOCOL.md against messages.def, errors.def, proto_limits.h and the real encoder."""
+"""docs/PROTOCOL.md against messages.def, errors.def, proto_limits.h and the real encoder. `./dev golden` writes
+the tables that messages.def documents."""
 import os
 import pathlib
 import re
@@ -8,7 +9,15 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DOC = (ROOT / "docs/PROTOCOL.md").read_text("utf-8")
+BUILD = pathlib.Path(os.environ["CAID_BUILD_DIR"])
+PAGE = ROOT / "docs/PROTOCOL.md"
+TABLE = re.compile(r"^\*\*`(\w+)`\*\*\n\n((?:\|.*\n)+)", re.M)
+DOC = PAGE.read_text("utf-8")
+PRINTED = dict(TABLE.findall(subprocess.run([BUILD / "bin/caid-describe"], stdout=subprocess.PIPE, text=True,
+                                            check=True, timeout=60).stdout))
+if os.environ.get("CAID_GOLDEN") == "renew":
+    DOC = TABLE.sub(lambda m: f"**`{m[1]}`**\n\n{PRINTED.get(m[1], m[2])}", DOC)
+    PAGE.write_text(DOC, "utf-8")
 
 TYPES = {"BOOL": "bool", "U64": "u64", "I64": "i64", "STR": "str",
          "I64S": "[i64]", "U64S": "[u64]", "STRS": "[str]"}
@@ -28,10 +37,8 @@ def read_messages():
     text = (ROOT / "proto/messages.def").read_text("utf-8")
     text = re.sub(r"^#.*\n", "", text, flags=re.M)
     records = {name: [] for (name,) in calls(text, "RECORD")}
-    lines = re.findall(r"^(?:FIELD|SECRET|NESTED)\(.*?\)", text, re.M)
-    for line in lines:
-        macro, arguments = line[:-1].split("(")
-        record, second, third, *presence = (a.strip() for a in arguments.split(","))
+    lines = re.findall(r"^(FIELD|SECRET|NESTED)\((\w+), (\w+), (\w+)(?:, (REQ|OPT))?", text, re.M)
+    for macro, record, second, third, *presence in lines:
         if macro != "NESTED":
             records[record].append((third, TYPES[second], PRESENCE[presence[0]]))
         else:
@@ -75,7 +82,7 @@ def rows(text):
 
 
 def record_tables():
-    return dict(re.findall(r"^\*\*`(\w+)`\*\*\n\n((?:\|.*\n)+)", DOC, re.M))
+    return dict(TABLE.findall(DOC))
 
 
 def method_sections():
@@ -108,6 +115,11 @@ def test_fields(record):
     found = rows(tables[record])
     assert [tuple(cells[:3]) for cells in found] == RECORDS[record]
     assert all(len(cells) == 4 and cells[3] for cells in found), "a field without a meaning"
+
+
+@pytest.mark.parametrize("record", PRINTED)
+def test_tables_that_are_printed(record):
+    assert record_tables()[record] == PRINTED[record], "./dev golden writes it anew"
 
 
 def test_the_page_has_every_method_once():
@@ -156,8 +168,7 @@ def test_version_in_the_title():
 
 def test_worked_example():
     """The bytes are the encoder's, in its order."""
-    program = pathlib.Path(os.environ["CAID_BUILD_DIR"]) / "tests/protocol_examples"
-    out = subprocess.run([program], capture_output=True, text=True, check=True, timeout=60).stdout
+    out = subprocess.run([BUILD / "tests/protocol_examples"], capture_output=True, text=True, check=True, timeout=60).stdout
     made = [tuple(packet.split("\n", 1)) for packet in out.strip().split("\n\n")]
     text = section("A worked example")
     found = re.findall(r"^(\w+: [^\n]*):\n\n```text\n(.*?)\n```", text, re.M | re.S)

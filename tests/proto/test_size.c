@@ -72,7 +72,7 @@ CAID_TEST(size, rooms_are_exact)
             CHECK_RECORD(&s, MEMORY_INFO, memory_result, memory, devices);
             CHECK_RECORD(&s, BEGIN, fences_result, fence, fences);
             CHECK_RECORD(&s, BEGIN, fences_result, page, pages);
-            CHECK_RECORD(&s, TIMELINES, timelines_result, timeline, timelines);
+            CHECK_RECORD(&s, TIMELINES, timelines_result, timeline_entry, timelines);
         }
     }
 }
