@@ -3,7 +3,6 @@
 #include "context.h"
 
 #include "alloc.h"
-#include "pool.h"
 #include "stream.h"
 
 #define ALL_FLAGS CU_CTX_FLAGS_MASK
@@ -400,9 +399,7 @@ soft_cuCtxSynchronize_v2(CUcontext handle)
     if (!context->live)
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     RETURN_IF(context_forbid_capture(context));
-    CUresult result = context_synchronize(context);
-    pools_settle();
-    return result;
+    return context_synchronize(context);
 }
 
 CUresult

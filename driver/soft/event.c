@@ -8,7 +8,6 @@
 #include "event.h"
 
 #include "base/clock.h"
-#include "pool.h"
 
 struct record {
     struct op op;
@@ -272,7 +271,6 @@ soft_cuEventSynchronize(CUevent handle)
 {
     HOLD(event, event, handle);
     event->kind->finish(event);
-    pools_settle();
     return (CUresult)event->context->device->fault;
 }
 

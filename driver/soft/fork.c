@@ -53,7 +53,7 @@ static void
 in_child(void)
 {
     ranges_forget(&soft->ranges.usable);
-    ranges_forget(&soft->ranges.pieces);
+    ranges_forget(&soft->ranges.freed);
     memory_in_child();
     serve_forget(&soft->watch.control);
     share_in_child();

@@ -247,10 +247,9 @@ memory_new(struct device *device, size_t size, CUmemAllocationHandleType handle_
 }
 
 CUresult
-memory_new_pool(struct device *device, size_t length, CUmemAllocationHandleType handle_types,
-                struct memory **ret)
+memory_new_pool(struct device *device, size_t length, struct memory **ret)
 {
-    return memory_new_file(device, POOL_PREFIX, length, handle_types, ret);
+    return memory_new_file(device, POOL_PREFIX, length, CU_MEM_HANDLE_TYPE_NONE, ret);
 }
 
 /* Counted first and asked afterwards, so that two creators cannot both fit into the same space.

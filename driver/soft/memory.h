@@ -49,8 +49,7 @@ CUdevice memory_ordinal(const struct memory *memory);
 
 /* The file of a pool, of that length; none of its bytes count yet. device: NULL for memory of the
  * host, which never counts. */
-CUresult memory_new_pool(struct device *device, size_t length,
-                         CUmemAllocationHandleType handle_types, struct memory **ret);
+CUresult memory_new_pool(struct device *device, size_t length, struct memory **ret);
 /* Has so many of its bytes count for the device from now on. */
 CUresult memory_resize(struct memory *memory, size_t size);
 /* Borrows fd, as memory_import(). */

@@ -29,14 +29,10 @@ struct mapping {
     uint64_t id;
 };
 
-/* The mapping in which the address is: a piece of its pool's memory, or the range's own. */
 static struct mapping
-mapping_around(const struct range *range, uintptr_t at)
+mapping_around(const struct range *range)
 {
-    const struct range *piece = range_find(&soft->ranges.pieces, at);
     size_t before = bytes_before(range), size = range->size + before;
-    if (piece)
-        return (struct mapping){piece->start, piece->size, piece->id};
     return (struct mapping){range->start - before, size + -size % SOFT_PAGE_SIZE, range->id};
 }
 
@@ -74,7 +70,7 @@ static uint64_t
 told_handle_types(const struct range *range)
 {
     if (range->pool)
-        return range->pool->heap.handle_types;
+        return range->pool->handle_types;
     return range->memory ? range->memory->handle_types : CU_MEM_HANDLE_TYPE_NONE;
 }
 
@@ -117,7 +113,7 @@ attribute_size(CUpointer_attribute attribute)
 static uint64_t
 attribute_value(const struct range *range, uintptr_t at, CUpointer_attribute attribute)
 {
-    struct mapping mapping = mapping_around(range, at);
+    struct mapping mapping = mapping_around(range);
     switch (attribute) {
 #define VALUE(name, size, value) \
     case CU_POINTER_ATTRIBUTE_##name: return value;

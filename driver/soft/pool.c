@@ -9,38 +9,47 @@
 #define ALL_HANDLE_TYPES \
     ((unsigned int)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC)
 
-/* Needs the lock of all pools. */
-static void
-pool_discard(struct pool *pool)
-{
-    LIST_REMOVE(pool, link);
-    heap_deinit(&pool->heap);
-    free(pool);
-}
-
 /* By whoever lets go of the last reference, which nobody does under the lock of all pools. */
 static void
 pool_free(struct object *object)
 {
+    struct pool *pool = container_of(object, struct pool, object);
     LOCKED(&soft->pools.lock);
-    pool_discard(container_of(object, struct pool, object));
+    LIST_REMOVE(pool, link);
+    memory_unref(pool->memory);
+    free(pool);
 }
 
-struct pool *
-pool_alloc(const CUmemLocation *location, CUmemAllocationType type, struct device *device)
+CUresult
+pool_new(const CUmemPoolProps *props, struct device *device, struct memory *memory,
+         struct pool **ret)
 {
     struct pool *pool = calloc(1, sizeof(*pool));
-    if (!pool)
-        return NULL;
+    if (!pool) {
+        memory_unref(memory);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     object_init(&pool->object, OBJECT_POOL, pool_free);
-    pool->location = *location;
-    pool->type = type;
+    if (object_publish(&pool->object) < 0) {
+        memory_unref(memory);
+        free(pool);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pool->location = props->location;
+    pool->type = props->allocType;
+    pool->handle_types = props->handleTypes;
     pool->device = device;
+    pool->memory = memory;
+    pool->imported = memory;
+    pool->max = props->maxSize ? props->maxSize : UINT64_MAX;
+    for (size_t i = 0; i < ARRAY_SIZE(pool->reuse); i++)
+        pool->reuse[i] = 1;
     if (device && device->ordinal >= 0)
         pool->access[device->ordinal] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     LIST_INSERT_HEAD(&soft->pools.all, pool, link);
-    soft->pools.any = true;
-    return pool;
+    pool_unref(pool); /* the handle's reference stays */
+    *ret = pool;
+    return CUDA_SUCCESS;
 }
 
 static bool
@@ -50,50 +59,10 @@ is_managed(const struct pool *pool)
 }
 
 CUresult
-pool_start(struct pool *pool, CUresult result)
-{
-    if (result == CUDA_SUCCESS && object_publish(&pool->object) < 0)
-        result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (result == CUDA_SUCCESS)
-        pool_unref(pool); /* the handle's reference stays */
-    else
-        pool_discard(pool);
-    return result;
-}
-
-/* Managed memory is the host's, by whole pages. Needs the lock of all pools; the handle keeps the
- * new one. */
-static CUresult
-pool_new(const CUmemPoolProps *props, struct device *device, struct pool **ret)
-{
-    struct pool *pool = pool_alloc(&props->location, props->allocType, device);
-    if (!pool)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    RETURN_IF(pool_start(pool, heap_init(&pool->heap, is_managed(pool) ? NULL : device,
-                                         is_managed(pool) ? SOFT_PAGE_SIZE : HEAP_UNIT,
-                                         props->handleTypes, props->maxSize)));
-    *ret = pool;
-    return CUDA_SUCCESS;
-}
-
-CUresult
 pool_get(CUmemoryPool handle, struct pool **ret)
 {
     *ret = pool_by_handle((uintptr_t)handle);
     return *ret ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-void
-pools_settle(void)
-{
-    struct pool *pool;
-    if (!soft->pools.any)
-        return;
-    LOCKED(&soft->pools.lock);
-    LIST_FOREACH(pool, &soft->pools.all, link) {
-        heap_settle(&pool->heap);
-        heap_shrink(&pool->heap, pool->threshold);
-    }
 }
 
 /* Which memory a pool can be of. */
@@ -179,7 +148,7 @@ soft_cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props)
     RETURN_IF(check_props(props, &device));
     RETURN_IF(device_check(device));
     LOCKED(&soft->pools.lock);
-    RETURN_IF(pool_new(props, device, &pool));
+    RETURN_IF(pool_new(props, device, NULL, &pool));
     *handle = pool_handle(pool);
     return CUDA_SUCCESS;
 }
@@ -190,7 +159,8 @@ static CUresult
 pool_end(struct pool *pool)
 {
     LOCKED(&soft->pools.lock);
-    if (pool->standard || pool->ended || (pool->imported && pool->heap.used > 0))
+    LOCKED(&soft->ranges.lock);
+    if (pool->standard || pool->ended || (pool->imported && pool->figures[POOL_USED].now > 0))
         return CUDA_ERROR_INVALID_VALUE;
     pool->current = false;
     pool->ended = true;
@@ -237,7 +207,7 @@ location_pool(const CUmemLocation *location, CUmemAllocationType type, bool curr
     if (!pool && current)
         pool = marked_find(location, type, false);
     if (!pool) {
-        RETURN_IF(pool_new(&props, device, &pool));
+        RETURN_IF(pool_new(&props, device, NULL, &pool));
         pool->standard = true;
     }
     *ret = pool_ref(pool);
@@ -315,15 +285,12 @@ own_get(CUmemoryPool handle, struct pool **ret)
     return CUDA_SUCCESS;
 }
 
-/* Of memory that was freed, only what the host knows to be free: it has waited, or looked. */
+/* What is freed has gone back. */
 CUresult
-soft_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
+soft_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep UNUSED)
 {
     _cleanup_(pool_unrefp) struct pool *pool = NULL;
-    RETURN_IF(own_get(handle, &pool));
-    LOCKED(&soft->pools.lock);
-    heap_shrink(&pool->heap, keep);
-    return CUDA_SUCCESS;
+    return own_get(handle, &pool);
 }
 
 /* Where an attribute is kept: the first three are switches, ints, the others have 64 bits. NULL for
@@ -332,14 +299,14 @@ static void *
 attribute_at(struct pool *pool, CUmemPool_attribute attribute)
 {
     switch (attribute) {
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: return &pool->heap.reuse_events;
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: return &pool->heap.reuse_passed;
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: return &pool->heap.reuse_waiting;
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: return &pool->reuse[0];
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: return &pool->reuse[1];
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: return &pool->reuse[2];
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: return &pool->threshold;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: return &pool->heap.reserved;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: return &pool->heap.reserved_high;
-    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: return &pool->heap.used;
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: return &pool->heap.used_high;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: return &pool->figures[POOL_RESERVED].now;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: return &pool->figures[POOL_RESERVED].high;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: return &pool->figures[POOL_USED].now;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: return &pool->figures[POOL_USED].high;
     default: return NULL;
     }
 }
@@ -358,16 +325,16 @@ soft_cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, v
     if (!value)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(own_get(handle, &pool));
-    LOCKED(&soft->pools.lock);
+    LOCKED(&soft->ranges.lock);
     void *at = attribute_at(pool, attribute);
     if (at && is_switch(attribute))
         *(int *)at = *(const int *)value != 0;
     else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         pool->threshold = *(const uint64_t *)value;
     else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH && *(const uint64_t *)value == 0)
-        pool->heap.reserved_high = pool->heap.reserved;
+        pool->figures[POOL_RESERVED].high = pool->figures[POOL_RESERVED].now;
     else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH && *(const uint64_t *)value == 0)
-        pool->heap.used_high = pool->heap.used;
+        pool->figures[POOL_USED].high = pool->figures[POOL_USED].now;
     else
         return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
@@ -380,7 +347,7 @@ soft_cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, v
     if (!value)
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(own_get(handle, &pool));
-    LOCKED(&soft->pools.lock);
+    LOCKED(&soft->ranges.lock);
     const void *at = attribute_at(pool, attribute);
     if (!at)
         return CUDA_ERROR_INVALID_VALUE;

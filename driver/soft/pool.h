@@ -2,33 +2,50 @@
 /*
  * Memory pools: what cuMemAllocAsync allocates from.
  *
- * Pool memory belongs to no context, and a reset leaves it alone. An allocation is a block of the
- * pool's heap and a range of the map, which is there from the call that allocates to the call that
- * frees. The work between those two in stream order may run later than the second: it finds the
- * memory by its piece.
+ * Pool memory belongs to no context, and a reset leaves it alone. An allocation has pages of the
+ * pool's file and addresses of its own, from the call that allocates on. With the call that frees
+ * it is no allocation any more, and counts no longer; its pages stay until the stream has come by,
+ * for the work before that, and are never used again. So nothing is reused, and what is said of
+ * that (a threshold, three switches) is kept and told.
  *
- * A pool lives as long as its handle, any allocation of it, and any free that a stream has not
- * reached. The default pools' handles never end. Freed memory stays with the pool; what is above
- * its threshold is given back when the host has waited for something (pools_settle()). A pool
- * whose memory other processes can map gives nothing back while it lives, as on hardware.
+ * A pool lives as long as its handle and its last allocation. The default pools' handles never end.
  */
 #pragma once
 
-#include "heap.h"
+#include "object.h"
+#include "range.h"
+
+/* Of its file: more than there are pages for. */
+#define POOL_LENGTH ((size_t)1 << 44)
+
+struct stream;
+
+enum pool_figure {
+    POOL_RESERVED, /* whole pages; what counts for the device */
+    POOL_USED,     /* what was asked for */
+    N_POOL_FIGURES
+};
 
 struct pool {
     struct object object;
     LIST_ENTRY(pool) link; /* in soft->pools.all, until it is freed */
     CUmemLocation location;
     CUmemAllocationType type;
+    CUmemAllocationHandleType handle_types;
     struct device *device; /* of the location; NULL: the host */
     bool standard;         /* the default one of its location and type */
     bool current;          /* the one to allocate from; none: the default one */
     bool imported;
     bool ended; /* there is no handle any more; under the lock of all pools */
+    int reuse[3];
     uint64_t threshold;
     _Atomic uint8_t access[SOFT_MAX_DEVICES]; /* CUmemAccess_flags */
-    struct heap heap;
+    struct memory *memory; /* the file; NULL while nothing is reserved in it */
+    uint64_t max, end;     /* the most that is reserved; how far the file is used */
+
+    struct {
+        uint64_t now, high;
+    } figures[N_POOL_FIGURES]; /* under the map's lock */
 };
 
 OBJECT_REFS(pool, OBJECT_POOL)
@@ -42,19 +59,18 @@ pool_handle(const struct pool *pool)
     return (CUmemoryPool)(uintptr_t)pool->object.handle;
 }
 
-/* For who initialises the heap, and tells pool_start() what came of it: the pool has a handle
- * then, or there is none any more. Both need the lock of all pools. NULL: no memory. */
-struct pool *pool_alloc(const CUmemLocation *location, CUmemAllocationType type,
-                        struct device *device);
-CUresult pool_start(struct pool *pool, CUresult result);
+/* Its handle keeps it. memory: of an imported one; the reference passes, also when it fails. Needs
+ * the lock of all pools. */
+CUresult pool_new(const CUmemPoolProps *props, struct device *device, struct memory *memory,
+                  struct pool **ret);
+/* Sees to it that there is a file. Needs the lock of all pools. */
+CUresult pool_file(struct pool *pool);
 /* The current pool of a device, made if need be; a new reference. */
 CUresult pool_of_device(struct device *device, struct pool **ret);
 
-/* Makes a block of the pool known as an allocation. OUT_OF_MEMORY. Needs the lock of all pools. */
-CUresult pool_publish(struct pool *pool, struct heap_block *block);
+/* Makes that part of the file an allocation. Needs the lock of all pools. */
+CUresult pool_map(struct pool *pool, uint64_t offset, size_t size, CUdeviceptr *ret);
 /* Whether the address is the start of a pool's allocation. */
 bool pool_owns(uintptr_t at);
 /* Frees it, in stream order or, for a stream of NULL, now. */
 CUresult pool_free_at(uintptr_t at, struct stream *stream);
-/* The host has waited for something: gives memory back. */
-void pools_settle(void);

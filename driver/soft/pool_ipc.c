@@ -3,8 +3,6 @@
  * Pools of other processes. What is exported is the pool's file: whoever has it can map any of it,
  * and what is said about an allocation is only where in the file it is. So importing needs nothing
  * from the exporter but the fd, and works when that process has ended.
- *
- * An imported pool is a heap whose blocks are placed by others: it has those that were imported.
  */
 #include "pool.h"
 
@@ -31,15 +29,14 @@ CUresult
 soft_cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool handle,
                                       CUmemAllocationHandleType type, unsigned long long flags)
 {
-    struct memory *file;
     if (!shareable || flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
     HOLD(pool, pool, handle);
-    if (type == CU_MEM_HANDLE_TYPE_NONE || !(pool->heap.handle_types & type))
+    if (type == CU_MEM_HANDLE_TYPE_NONE || !(pool->handle_types & type))
         return CUDA_ERROR_INVALID_VALUE;
     LOCKED(&soft->pools.lock);
-    RETURN_IF(heap_file(&pool->heap, &file));
-    int fd = fcntl(file->fd, F_DUPFD, 0);
+    RETURN_IF(pool_file(pool));
+    int fd = fcntl(pool->memory->fd, F_DUPFD, 0);
     if (fd < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     *(int *)shareable = fd;
@@ -61,28 +58,10 @@ imported_find(int fd)
 {
     struct pool *pool;
     LIST_FOREACH(pool, &soft->pools.all, link) {
-        if (pool->imported && !pool->ended && is_same_file(pool->heap.memory->fd, fd))
+        if (pool->imported && !pool->ended && is_same_file(pool->memory->fd, fd))
             return pool_handle(pool);
     }
     return NULL;
-}
-
-/* Needs the lock of all pools. Takes over the reference on the memory. */
-static CUresult
-imported_new(struct memory *memory, CUmemoryPool *ret)
-{
-    CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, memory_ordinal(memory)};
-    if (memory->host)
-        location = (CUmemLocation){CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
-    struct pool *pool = pool_alloc(&location, CU_MEM_ALLOCATION_TYPE_PINNED, memory->device);
-    if (!pool) {
-        memory_unref(memory);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    pool->imported = true;
-    RETURN_IF(pool_start(pool, heap_init_imported(&pool->heap, memory)));
-    *ret = pool_handle(pool);
-    return CUDA_SUCCESS;
 }
 
 /* Importing the same pool again gives the same handle. */
@@ -91,7 +70,9 @@ soft_cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void *shareable,
                                         CUmemAllocationHandleType type,
                                         unsigned long long flags)
 {
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED};
     struct memory *memory;
+    struct pool *pool;
     int fd = (int)(intptr_t)shareable;
     if (!handle || flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
@@ -103,7 +84,12 @@ soft_cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void *shareable,
         return CUDA_SUCCESS;
     }
     RETURN_IF(memory_import_pool(fd, &memory));
-    return imported_new(memory, handle);
+    props.location = memory->host
+                         ? (CUmemLocation){CU_MEM_LOCATION_TYPE_HOST_NUMA, 0}
+                         : (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, memory_ordinal(memory)};
+    RETURN_IF(pool_new(&props, memory->device, memory, &pool));
+    *handle = pool_handle(pool);
+    return CUDA_SUCCESS;
 }
 
 /* Pointers. */
@@ -114,64 +100,45 @@ soft_cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr address)
     struct stat st;
     if (!data)
         return CUDA_ERROR_INVALID_VALUE;
-    LOCKED(&soft->pools.lock);
     LOCKED(&soft->ranges.lock);
     struct range *range = range_find(&soft->ranges.usable, (uintptr_t)address);
     if (!range || !range->pool || range->start != address ||
-        range->pool->heap.handle_types == CU_MEM_HANDLE_TYPE_NONE)
+        range->pool->handle_types == CU_MEM_HANDLE_TYPE_NONE)
         return CUDA_ERROR_INVALID_VALUE;
-    const struct heap *heap = &range->pool->heap;
-    if (fstat(heap->memory->fd, &st) < 0)
+    if (fstat(range->memory->fd, &st) < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     struct place place = {.device = st.st_dev,
                           .inode = st.st_ino,
-                          .offset = range->start - heap->at,
+                          .offset = range->offset,
                           .size = range->size};
     memcpy(place.magic, MAGIC, sizeof(place.magic));
     memcpy(data, &place, sizeof(*data));
     return CUDA_SUCCESS;
 }
 
-static CUresult
-check_place(const struct place *place, const struct heap *heap)
+static bool
+place_is_in(const struct place *place, int fd)
 {
     struct stat st;
-    if (memcmp(place->magic, MAGIC, sizeof(place->magic)) != 0 ||
-        fstat(heap->memory->fd, &st) < 0 || place->device != st.st_dev ||
-        place->inode != st.st_ino || place->zero[0] || place->zero[1] || place->zero[2])
-        return CUDA_ERROR_INVALID_VALUE;
-    return CUDA_SUCCESS;
+    return memcmp(place->magic, MAGIC, sizeof(place->magic)) == 0 && fstat(fd, &st) == 0 &&
+           place->device == st.st_dev && place->inode == st.st_ino && place->size > 0 &&
+           place->offset % SOFT_PAGE_SIZE == 0 && place->offset < (uint64_t)st.st_size &&
+           place->size <= (uint64_t)st.st_size - place->offset && !place->zero[0] &&
+           !place->zero[1] && !place->zero[2];
 }
 
-/* Whether just this is imported already. It is not counted how often: a free ends it, as with the
- * drivers of today. */
-static bool
-is_imported(uintptr_t at, size_t size)
+/* The address of just this where it is imported already, or 0. It is not counted how often: a free
+ * ends it, as with the drivers of today. */
+static CUdeviceptr
+imported_at(const struct pool *pool, const struct place *place)
 {
+    struct range *range;
     LOCKED(&soft->ranges.lock);
-    struct range *range = range_find(&soft->ranges.usable, at);
-    return range && range->start == at && range->size == size;
-}
-
-static CUresult
-place_import(struct pool *pool, const struct place *place, CUdeviceptr *ret)
-{
-    struct heap *heap = &pool->heap;
-    struct heap_block *block;
-    LOCKED(&soft->pools.lock);
-    if (pool->ended)
-        return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(check_place(place, heap));
-    if (!is_imported(heap->at + place->offset, place->size)) {
-        RETURN_IF(heap_take_at(heap, place->offset, place->size, &block));
-        CUresult result = pool_publish(pool, block);
-        if (result != CUDA_SUCCESS) {
-            heap_give(heap, block);
-            return result;
-        }
+    RB_FOREACH(range, range_tree, &soft->ranges.usable) {
+        if (range->pool == pool && range->offset == place->offset && range->size == place->size)
+            return range->start;
     }
-    *ret = heap->at + place->offset;
-    return CUDA_SUCCESS;
+    return 0;
 }
 
 CUresult
@@ -186,5 +153,12 @@ soft_cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool handle,
         return CUDA_ERROR_INVALID_VALUE;
     RETURN_IF(device_check(pool->device));
     memcpy(&place, data, sizeof(place));
-    return place_import(pool, &place, address);
+    LOCKED(&soft->pools.lock);
+    if (pool->ended || !place_is_in(&place, pool->memory->fd))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUdeviceptr at = imported_at(pool, &place);
+    if (!at)
+        RETURN_IF(pool_map(pool, place.offset, place.size, &at));
+    *address = at;
+    return CUDA_SUCCESS;
 }

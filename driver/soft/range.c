@@ -19,7 +19,6 @@ static const unsigned int traits[] = {
     [RANGE_MANAGED] = TRAIT_DEVICE,
     [RANGE_POOL] = TRAIT_DEVICE,
     [RANGE_POOL_HOST] = TRAIT_HOST,
-    [RANGE_PIECE] = TRAIT_ROW,
 };
 
 bool
@@ -100,6 +99,13 @@ range_insert(struct range_tree *tree, struct range *range)
 }
 
 void
+range_move(struct range_tree *from, struct range_tree *to, struct range *range)
+{
+    RB_REMOVE(range_tree, from, range);
+    RB_INSERT(range_tree, to, range);
+}
+
+void
 range_remove(struct range_tree *tree, struct range *range)
 {
     RB_REMOVE(range_tree, tree, range);
@@ -145,7 +151,7 @@ is_nobodys(uintptr_t start, size_t size)
     struct range_map *map = &soft->ranges;
     return !range_find_in(&map->usable, start, size) &&
            !range_find_in(&map->reservations, start, size) &&
-           !range_find_in(&map->pieces, start, size);
+           !range_find_in(&map->freed, start, size);
 }
 
 /* Needs the lock. */
@@ -180,13 +186,12 @@ range_check(uintptr_t start, size_t size, bool write, enum range_kind *ret_kind)
     return check_locked(&soft->ranges.usable, start, size, write, false, ret_kind);
 }
 
-/* Where work finds its memory when it runs. In a pool's memory it may be older than the
- * allocation that is there by now, so there it is the memory itself that counts. */
+/* Where work finds its memory when it runs: it may be older than the free of it. */
 static struct range_tree *
 tree_of(uintptr_t start)
 {
     struct range_map *map = &soft->ranges;
-    return range_find(&map->pieces, start) ? &map->pieces : &map->usable;
+    return range_find(&map->freed, start) ? &map->freed : &map->usable;
 }
 
 CUresult

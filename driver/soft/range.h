@@ -21,7 +21,6 @@
 #include "device.h"
 
 struct advice;
-struct heap_block;
 struct memory;
 struct pool;
 struct share_offer;
@@ -37,7 +36,6 @@ enum range_kind {
     RANGE_MANAGED,     /* cuMemAllocManaged */
     RANGE_POOL,        /* cuMemAllocAsync */
     RANGE_POOL_HOST,   /* the same, from a pool of host memory */
-    RANGE_PIECE,       /* of a pool's memory; not among the usable ranges */
 };
 
 /* What memory of a kind is to those who use it; range.c has the table. */
@@ -71,9 +69,9 @@ struct range {
         uint64_t socket, id[2];
     } opened;
 
-    unsigned int n_opens;     /* and how many closes are owed */
-    struct pool *pool;        /* of a pool's allocation; one reference */
-    struct heap_block *block; /* of the same; NULL when it was imported */
+    unsigned int n_opens; /* and how many closes are owed */
+    struct pool *pool;    /* of a pool's allocation; one reference */
+    uint64_t offset;      /* of the same: in the pool's file */
 };
 
 int range_compare(const struct range *a, const struct range *b);
@@ -85,7 +83,7 @@ struct range_map {
     pthread_cond_t idle; /* some range lost its last user */
     struct range_tree reservations;
     struct range_tree usable;
-    struct range_tree pieces; /* what runs on a pool's memory is a user of these */
+    struct range_tree freed; /* pools' allocations, until their streams have come by */
     uint64_t last_id;
 };
 
@@ -100,6 +98,7 @@ struct range *range_find_in(struct range_tree *tree, uintptr_t start, size_t siz
 /* Ends registrations that lie where the range is: the program has unmapped their pages, or there
  * would be no room for others. */
 void range_insert(struct range_tree *tree, struct range *range);
+void range_move(struct range_tree *from, struct range_tree *to, struct range *range);
 /* Takes the range out of its tree and frees it. Its pages are the caller's business. */
 void range_remove(struct range_tree *tree, struct range *range);
 

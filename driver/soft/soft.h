@@ -10,8 +10,8 @@
  * soft->share.lock, soft->memories.lock. Beside them soft->watch.lock, of the first call, and
  * inside it soft->watch.faults.lock, under which no other is taken. None is held while a worker
  * runs an operation or a caller waits for one, with two exceptions: who ends what is in a primary
- * context holds soft->lock, and who unmaps memory (also a pool's, under soft->pools.lock) or
- * narrows its access waits under soft->ranges.lock (as a condition's mutex) for the copies that
+ * context holds soft->lock, and who unmaps memory or narrows its
+ * access waits under soft->ranges.lock (as a condition's mutex) for the copies that
  * touch it at that moment.
  */
 #pragma once
@@ -52,7 +52,6 @@ struct memories {
 
 struct pools {
     pthread_mutex_t lock;
-    _Atomic bool any;
     LIST_HEAD(, pool) all;
 };
 

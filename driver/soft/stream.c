@@ -5,7 +5,6 @@
 #include <sys/prctl.h>
 
 #include "base/clock.h"
-#include "pool.h"
 
 #define LEAST_PRIORITY    0
 #define GREATEST_PRIORITY (-5)
@@ -219,38 +218,6 @@ order_by_legacy(struct stream *stream, struct op *op)
     return 0;
 }
 
-static struct known *
-known_find(struct stream *stream, uint64_t id)
-{
-    for (size_t i = 0; i < MAX_KNOWN; i++)
-        if (stream->known[i].id == id)
-            return &stream->known[i];
-    return NULL;
-}
-
-/* Needs the order lock. */
-static void
-stream_learn(struct stream *stream, const struct op *op)
-{
-    for (size_t i = 0; i < op->n_after; i++) {
-        const struct point *point = &op->after[i];
-        struct known *known = known_find(stream, point->stream->id);
-        if (!known)
-            known = &stream->known[stream->n_learned++ % MAX_KNOWN];
-        else if (known->number > point->number)
-            continue;
-        *known = (struct known){point->stream->id, point->number};
-    }
-}
-
-bool
-stream_follows(struct stream *stream, const struct point *point)
-{
-    LOCKED(&stream->context->order);
-    const struct known *known = known_find(stream, point->stream->id);
-    return known && known->number >= point->number;
-}
-
 static CUresult
 submit_locked(struct stream *stream, struct op *op)
 {
@@ -265,7 +232,6 @@ submit_locked(struct stream *stream, struct op *op)
     if (!stream->started && stream_start(stream) < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     op->number = ++stream->submitted;
-    stream_learn(stream, op);
     if (op->placed)
         op->placed(op);
     STAILQ_INSERT_TAIL(&stream->queue, op, link);
@@ -474,9 +440,7 @@ soft_cuStreamSynchronize(CUstream handle)
     uint64_t number = stream->submitted;
     if (stream == stream->context->legacy)
         RETURN_IF(stream_submit_after(stream, &(struct point){0}, &number));
-    CUresult result = stream_finish(stream, number);
-    pools_settle();
-    return result;
+    return stream_finish(stream, number);
 }
 
 /* What is known of a stream. */

@@ -49,13 +49,6 @@ struct capture {
     pid_t thread; /* that has begun it */
 };
 
-/* That a stream waits for the point of the stream with that id. */
-struct known {
-    uint64_t id, number;
-};
-
-#define MAX_KNOWN 32 /* more is forgotten, which does no harm */
-
 struct stream {
     struct object object;
     struct context *context; /* one reference */
@@ -69,12 +62,10 @@ struct stream {
     _Atomic uint64_t submitted;      /* written under context.order */
     _Atomic uint64_t passed;         /* written under lock */
     pthread_mutex_t lock;
-    pthread_cond_t work;           /* for the worker: queue or draining changed */
-    pthread_cond_t progress;       /* for others: passed changed */
-    STAILQ_HEAD(, op) queue;       /* under lock */
-    bool started, draining;        /* under lock */
-    struct known known[MAX_KNOWN]; /* this and the next under context.order */
-    unsigned int n_learned;
+    pthread_cond_t work;     /* for the worker: queue or draining changed */
+    pthread_cond_t progress; /* for others: passed changed */
+    STAILQ_HEAD(, op) queue; /* under lock */
+    bool started, draining;  /* under lock */
 };
 
 OBJECT_REFS(stream, OBJECT_STREAM)
@@ -112,9 +103,6 @@ CUresult stream_submit_after(struct stream *stream, const struct point *point,
                              uint64_t *ret_number);
 /* What is enqueued from now on comes after all that the context was given. */
 CUresult stream_follow(struct stream *stream, struct context *context);
-/* Whether what is enqueued from now on comes after the point, as far as waits of this stream for
- * the other one tell. */
-bool stream_follows(struct stream *stream, const struct point *point);
 bool stream_passed(struct stream *stream, uint64_t number);
 void stream_wait(struct stream *stream, uint64_t number);
 /* For calls that a capturing stream, any stream of a context, or, unless the thread or the capture

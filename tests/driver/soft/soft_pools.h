@@ -2,12 +2,8 @@
 /* What the tests of memory pools have in common. */
 #pragma once
 
-#include <unistd.h>
-
 #include "caid_test.h"
 #include "soft_test.h"
-
-#define CHUNK (32 * MIB)
 
 UNUSED static CUmemoryPool
 pool_new(size_t max)
@@ -48,12 +44,4 @@ UNUSED static void
 set_switch(CUmemoryPool pool, CUmemPool_attribute attribute, int on)
 {
     MUST(cuMemPoolSetAttribute(pool, attribute, &on));
-}
-
-/* Lets all that is in the stream pass, without the driver's being asked to wait. */
-UNUSED static void
-let_pass(CUstream stream)
-{
-    while (cu.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY)
-        usleep(100);
 }
