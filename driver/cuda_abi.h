@@ -29,7 +29,6 @@ typedef struct CUmemPoolHandle_st *CUmemoryPool;
 
 #define CU_STREAM_LEGACY     ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
-#define CU_DEVICE_CPU        ((CUdevice)-1)
 #define CU_DEVICE_INVALID    ((CUdevice)-2)
 
 /* Results. */
@@ -246,26 +245,6 @@ typedef enum CUmemAttach_flags_enum {
     CU_MEM_ATTACH_SINGLE = 4,
 } CUmemAttach_flags;
 
-typedef enum CUmem_advise_enum {
-    CU_MEM_ADVISE_SET_READ_MOSTLY = 1,
-    CU_MEM_ADVISE_UNSET_READ_MOSTLY = 2,
-    CU_MEM_ADVISE_SET_PREFERRED_LOCATION = 3,
-    CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION = 4,
-    CU_MEM_ADVISE_SET_ACCESSED_BY = 5,
-    CU_MEM_ADVISE_UNSET_ACCESSED_BY = 6,
-} CUmem_advise;
-
-typedef enum CUmem_range_attribute_enum {
-    CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY = 1,
-    CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION = 2,
-    CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY = 3,
-    CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION = 4,
-    CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE = 5,
-    CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID = 6,
-    CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE = 7,
-    CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID = 8,
-} CUmem_range_attribute;
-
 #define CU_MEMHOSTALLOC_PORTABLE      0x01
 #define CU_MEMHOSTALLOC_DEVICEMAP     0x02
 #define CU_MEMHOSTALLOC_WRITECOMBINED 0x04
@@ -292,25 +271,6 @@ typedef struct CUDA_MEMCPY2D_st {
     size_t WidthInBytes;
     size_t Height;
 } CUDA_MEMCPY2D;
-
-/* Copies by the batch. */
-
-typedef enum CUmemcpyFlags_enum {
-    CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE = 1,
-} CUmemcpyFlags;
-
-typedef enum CUmemcpySrcAccessOrder_enum {
-    CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1,
-    CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL = 2,
-    CU_MEMCPY_SRC_ACCESS_ORDER_ANY = 3,
-} CUmemcpySrcAccessOrder;
-
-typedef struct CUmemcpyAttributes_st {
-    CUmemcpySrcAccessOrder srcAccessOrder;
-    CUmemLocation srcLocHint;
-    CUmemLocation dstLocHint;
-    unsigned int flags;
-} CUmemcpyAttributes;
 
 typedef enum CUpointer_attribute_enum {
     CU_POINTER_ATTRIBUTE_CONTEXT = 1,
@@ -383,8 +343,6 @@ typedef enum CUstreamCaptureMode_enum {
 
 /* What is there of graphs: the types, and no nodes. */
 typedef struct CUgraph_st *CUgraph;
-typedef struct CUgraphNode_st *CUgraphNode;
-typedef struct CUgraphEdgeData_st CUgraphEdgeData;
 
 /* Stream memory operations. */
 

@@ -73,6 +73,19 @@ soft_cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 }
 
 CUresult
+soft_cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned int flags)
+{
+    struct range *range;
+    CURRENT(context);
+    if (!address || size == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
+        return CUDA_ERROR_INVALID_VALUE;
+    LOCKED(&soft->ranges.lock);
+    RETURN_IF(alloc_map(context, RANGE_MANAGED, size, NULL, &range));
+    *address = range->start;
+    return CUDA_SUCCESS;
+}
+
+CUresult
 soft_cuMemHostAlloc(void **address, size_t size, unsigned int flags)
 {
     struct range *range;

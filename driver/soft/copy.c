@@ -1,7 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies. */
-#include "copy.h"
-
+/*
+ * Copies, all of them as rectangles: a plain one is a single row.
+ *
+ * Whether a call waits was measured on hardware. Copies within the device never do; between the
+ * device and pinned memory the asynchronous forms do not; from ordinary memory to the device
+ * neither, if the source is small enough to be staged. Every other copy waits, whatever its
+ * name, and so does a plain fill of pinned memory. Ordinary memory is thus never touched after
+ * the call, and an operation in a queue only holds addresses that the driver knows; it checks
+ * them again when it runs.
+ */
 #include <string.h>
 
 #include "peer.h"
@@ -10,6 +17,13 @@
 /* Up to here the source of an asynchronous copy from ordinary memory is staged. (Measured: on
  * hardware a copy of 2 MiB returns at once and one of 4 MiB does not.) */
 #define STAGE_MAX ((size_t)2 << 20)
+
+enum copy_flags {
+    COPY_ASYNC = 1,
+    COPY_TO_KNOWN = 2,   /* the destination must be memory that the driver knows */
+    COPY_FROM_KNOWN = 4, /* the source must */
+    COPY_FROM_HOST = 8,  /* the caller takes the source for memory of the host */
+};
 
 struct side {
     uintptr_t at;
@@ -124,13 +138,12 @@ copy_submit(struct side *to, struct side *from, size_t width, size_t height, uns
     RETURN_IF(side_check(to, width, height, true, flags & COPY_TO_KNOWN, &to_kind));
     RETURN_IF(side_check(from, width, height, false, flags & COPY_FROM_KNOWN, &from_kind));
 
-    bool async = flags & COPY_ASYNC, early = flags & COPY_EARLY;
+    bool async = flags & COPY_ASYNC;
     /* Managed memory as what is called a source in the host is like ordinary memory, and not
      * staged either. */
     bool from_host = (flags & COPY_FROM_HOST) && from_kind == RANGE_MANAGED;
     bool within = is_device(to_kind) && is_device(from_kind) && !from_host;
-    bool stage = async && (early ? !to->pageable : from->pageable && is_device(to_kind)) &&
-                 width <= STAGE_MAX / height;
+    bool stage = async && from->pageable && is_device(to_kind) && width <= STAGE_MAX / height;
     struct copy_op *copy = copy_new(to, from, width, height, stage);
     if (!copy)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -139,13 +152,12 @@ copy_submit(struct side *to, struct side *from, size_t width, size_t height, uns
     copy->op.stretched = async || within;
     copy->fault = within ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_ERROR_LAUNCH_FAILED;
     RETURN_IF(stream_submit(stream, &copy->op, &number));
-    if (stage ||
-        (!early && (within || (async && !from_host && is_between(to_kind, from_kind)))))
+    if (stage || within || (async && !from_host && is_between(to_kind, from_kind)))
         return CUDA_SUCCESS;
     return stream_finish(stream, number);
 }
 
-CUresult
+static CUresult
 copy_bytes(uintptr_t to_at, uintptr_t from_at, size_t size, unsigned int flags, CUstream stream)
 {
     struct side to = {.at = to_at, .pitch = size}, from = {.at = from_at, .pitch = size};
@@ -183,7 +195,7 @@ place_side(const struct place *place, size_t width, size_t height, struct side *
     return CUDA_SUCCESS;
 }
 
-CUresult
+static CUresult
 copy_rect(const CUDA_MEMCPY2D *copy, unsigned int flags, CUstream stream)
 {
     struct side to, from;

@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "managed.h"
 #include "memory.h"
 
 static const unsigned int traits[] = {
@@ -70,10 +69,7 @@ range_new(enum range_kind kind, uintptr_t start, size_t size)
     range->kind = kind;
     range->start = start;
     range->size = size;
-    if (kind != RANGE_MANAGED || (range->advice = advice_new(start, size)))
-        return range;
-    free(range);
-    return NULL;
+    return range;
 }
 
 /* Waits for the users of what it ends. */
@@ -111,7 +107,6 @@ range_remove(struct range_tree *tree, struct range *range)
     RB_REMOVE(range_tree, tree, range);
     share_offer_free(range->offer);
     memory_unref(range->memory);
-    advice_free(range->advice);
     free(range);
 }
 

@@ -20,7 +20,6 @@
 #include "cuda_abi.h"
 #include "device.h"
 
-struct advice;
 struct memory;
 struct pool;
 struct share_offer;
@@ -61,7 +60,6 @@ struct range {
     int access;            /* CUmemAccess_flags that the pages have */
     uint8_t device_access[SOFT_MAX_DEVICES];
     unsigned int host_flags;
-    struct advice *advice; /* of managed memory, see managed.h; owned */
     unsigned int n_users;
     struct share_offer *offer; /* of an allocation that others may open; ends with it */
 
@@ -87,7 +85,7 @@ struct range_map {
     uint64_t last_id;
 };
 
-/* For range_insert(), with advice where it is managed memory. NULL: no memory for it. */
+/* For range_insert(). NULL: no memory for it. */
 struct range *range_new(enum range_kind kind, uintptr_t start, size_t size);
 /* These need the map's lock. */
 struct range *range_find(struct range_tree *tree, uintptr_t address);

@@ -46,17 +46,11 @@ SOFT_TEST(soft_pool_calls, managed_memory_has_pools_too)
 {
     CUmemLocation device = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
     CUmemoryPool pool;
-    int managed;
     MUST(cuMemGetMemPool(&pool, &device, CU_MEM_ALLOCATION_TYPE_MANAGED));
     CUdeviceptr at = take(pool, 5000, NULL), beside = take(pool, 5000, NULL);
     ATTRIBUTE_IS(IS_MANAGED, at, 1);
     cr_assert_eq(soft_used(), 0);
     ((unsigned char *)(uintptr_t)at)[4999] = 7;
-    MUST(cuMemAdvise_v2(at, 5000, CU_MEM_ADVISE_SET_READ_MOSTLY, device));
-    MUST(cuMemRangeGetAttribute(&managed, 4, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, at, 5000));
-    cr_assert_eq(managed, 1);
-    MUST(cuMemRangeGetAttribute(&managed, 4, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, beside, 5000));
-    cr_assert_eq(managed, 0);
     MUST(cuMemsetD8Async(at, 1, 5000, NULL));
     MUST(cuMemFreeAsync(at, NULL));
     MUST(cuMemFree_v2(beside));
