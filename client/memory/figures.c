@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Figures and what moves them: pools, users, tickets, devices, the deallocation queues. Nothing is
+ * Figures and what moves them: users, tickets, devices, the deallocation queues. Nothing is
  * kept of them here.
  */
 #include <errno.h>
@@ -9,61 +9,6 @@
 #include "session/client.h"
 #include "session/late.h"
 #include "session/pager.h"
-
-/* ---- pools ---- */
-
-PAGED_LIST(pools, caid_pool);
-
-static bool
-pool_fill(struct caid_pool *ret, const struct msg_pool *m, char **text)
-{
-    if (!text_is_plain(m->name) || m->uid > UINT32_MAX || m->gid > UINT32_MAX ||
-        m->mode > UINT32_MAX)
-        return false;
-    *ret = (struct caid_pool){
-        .name = text_put(text, m->name),
-        .uid = (uint32_t)m->uid,
-        .gid = (uint32_t)m->gid,
-        .mode = (uint32_t)m->mode,
-        .quota = m->quota,
-        .used = m->used,
-        .names = m->names,
-        .arrays = m->arrays,
-        .blocks = m->blocks,
-        .allocated = m->allocated,
-        .pending = m->pending,
-        .reserve = m->reserve,
-        .holes = m->holes,
-        .largest = m->largest,
-        .pinned = m->pinned,
-        .legacy = m->legacy,
-    };
-    return true;
-}
-
-static int
-pools_give(struct pager *pager, uint32_t i)
-{
-    struct pools *pools = container_of(pager, struct pools, pager);
-    const struct msg_pool *m = &pools->result.pools[i];
-    struct caid_pool pool;
-
-    if (!pool_fill(&pool, m, &pager->text) ||
-        !pager_go_on(pager, m->name, m->name, 0, 0, NULL, &pools->params.after))
-        return pager_fail(pager, -EPROTO);
-    return pools->fn(&pool, pools->userdata);
-}
-
-int
-caid_pools(struct caid_client *client, int (*fn)(const struct caid_pool *pool, void *userdata),
-           void *userdata, struct caid_error *error)
-{
-    int r = client_check_given(client, fn, "fn", error);
-    if (r < 0)
-        return r;
-    struct pools pools = {PAGED(pools, client, MSG_POOLS, pools, fn, userdata)};
-    return pager_run(&pools.pager, error);
-}
 
 /* ---- users ---- */
 

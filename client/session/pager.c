@@ -89,6 +89,7 @@ next_packet(struct pager *pager, struct caid_error *error)
         reply_get(&reply, pager->client, pager->method, pager->params, pager->result, error);
     if (r < 0)
         return r;
+    pager->reply = &reply;
     r = give_packet(pager, &reply);
     if (!pager->failed)
         return r;

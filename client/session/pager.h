@@ -35,6 +35,7 @@ struct pager {
      * callback says, or -EPROTO or -ENOMEM with `failed`. */
     int (*give)(struct pager *pager, uint32_t i);
 
+    const struct reply *reply; /* the packet */
     char *text; /* where the C strings of the entry go: they fit, whatever the packet says */
     struct pager_cursor at; /* what was given last */
     bool failed;

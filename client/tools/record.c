@@ -1,15 +1,78 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "record.h"
 
+#include <assert.h>
+#include <ctype.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "format.h"
+
+static struct field *
+find_field(struct fields *fields, const char *key, size_t n)
+{
+    for (struct field *f = fields->v; f->unit != UNIT_END; f++)
+        if (f->key && strlen(f->key) == n && memcmp(f->key, key, n) == 0)
+            return f;
+    return NULL;
+}
+
+static struct fields
+join_fields(const struct answer *answer, const struct field *more)
+{
+    struct fields all = {0};
+    size_t n = 0;
+
+    for (const struct answer_field *f = answer->fields; f->unit != UNIT_END; f++)
+        all.v[n++] = (struct field){.unit = f->unit, .at = f->at, .key = f->name};
+    for (; more && more->unit != UNIT_END; more++)
+        all.v[n++] = *more;
+    assert(n <= TABLE_COLUMNS_MAX);
+    return all;
+}
+
+struct fields
+record_fields(const struct answer *answer, const struct field *more, const char *headings)
+{
+    struct fields all = join_fields(answer, more), ret = {0};
+    size_t n = 0;
+
+    for (const char *word = headings; *word; word += strcspn(word, " "), word += *word == ' ') {
+        size_t n_key = strcspn(word, "= ");
+        struct field *f = find_field(&all, word, n_key);
+        if (!f)
+            continue;
+        ret.v[n] = *f;
+        ret.v[n++].head = word[n_key] == '=' ? word + n_key + 1 : f->key;
+        f->key = NULL; /* it has its place */
+    }
+    for (struct field *f = all.v; f->unit != UNIT_END; f++) {
+        if (!f->key)
+            continue;
+        ret.v[n] = *f;
+        ret.v[n++].head = strchr(headings, '*') ? f->key : NULL;
+    }
+    return ret;
+}
 
 static bool
 has_column(const struct field *field, unsigned form)
 {
-    return field->head && (field->forms == 0 || field->forms & form);
+    return field->head && strcspn(field->head, " ") > 0 &&
+           (field->forms == 0 || field->forms & form);
+}
+
+/* In capitals, and spaces for underscores. */
+static struct column
+column_of(const struct field *field)
+{
+    struct column column = {.right = field->unit >= UNIT_COUNT && field->unit != UNIT_CHARS};
+    size_t n = min_u64(strcspn(field->head, " "), sizeof(column.head) - 1);
+
+    for (size_t i = 0; i < n; i++)
+        column.head[i] = (char)(field->head[i] == '_' ? ' ' : toupper(field->head[i]));
+    return column;
 }
 
 void
@@ -18,53 +81,54 @@ record_columns(const struct field *fields, unsigned form, struct table *ret)
     struct column columns[TABLE_COLUMNS_MAX];
     size_t n = 0;
 
-    for (; fields->kind != FIELD_END; fields++)
+    for (; fields->unit != UNIT_END; fields++)
         if (has_column(fields, form))
-            columns[n++] = (struct column){fields->head, fields->kind >= FIELD_U64};
+            columns[n++] = column_of(fields);
     table_init(ret, columns, n);
 }
 
 /* NULL where there is none. */
 static const char *
-text_of(enum field_kind kind, const void *at)
+text_of(unsigned unit, const void *at)
 {
-    const char *text = kind == FIELD_CHARS ? at : *(const char *const *)at;
+    const char *text = unit == UNIT_CHARS ? at : *(const char *const *)at;
 
-    return text && (text[0] || kind == FIELD_STR) ? text : NULL;
+    return text && (text[0] || unit == UNIT_TEXT) ? text : NULL;
 }
 
 static void
-add_cell(const struct ctl *ctl, enum field_kind kind, const void *at, struct table *table)
+add_cell(const struct ctl *ctl, unsigned unit, const void *at, struct table *table)
 {
     _cleanup_free_ char *made = NULL;
     const char *text;
     char mode[10];
 
-    switch (kind) {
-    case FIELD_END: return;
-    case FIELD_STR:
-    case FIELD_NAMED:
-    case FIELD_CHARS:
-        text = text_of(kind, at);
+    switch (unit) {
+    case UNIT_END: return;
+    case UNIT_TEXT:
+    case UNIT_NAME:
+    case UNIT_CHARS:
+        text = text_of(unit, at);
         table_add(table, "%s", text ? text : "-");
         return;
-    case FIELD_USER: made = format_user(*(const uint32_t *)at); break;
-    case FIELD_GROUP: made = format_group(*(const uint32_t *)at); break;
-    case FIELD_MODE:
+    case UNIT_UID: made = format_user(*(const uint32_t *)at); break;
+    case UNIT_GID: made = format_group(*(const uint32_t *)at); break;
+    case UNIT_MODE:
         format_mode(*(const uint32_t *)at, mode);
         table_add(table, "%s", mode);
         return;
-    case FIELD_BOOL: table_add(table, "%s", *(const bool *)at ? "yes" : "no"); return;
-    case FIELD_U64: table_add(table, "%" PRIu64, *(const uint64_t *)at); return;
-    case FIELD_QUOTA:
+    case UNIT_FLAG: table_add(table, "%s", *(const bool *)at ? "yes" : "no"); return;
+    case UNIT_COUNT:
+    case UNIT_NUMBER: table_add(table, "%" PRIu64, *(const uint64_t *)at); return;
+    case UNIT_QUOTA:
         if (*(const uint64_t *)at == 0) {
             table_add(table, "-");
             return;
         } /* fall through */
-    case FIELD_BYTES: made = format_bytes(*(const uint64_t *)at, ctl->bytes); break;
-    case FIELD_NS: table_add(table, "%.3f s", (double)*(const uint64_t *)at / 1e9); return;
-    case FIELD_INDEX: table_add(table, "%" PRId32, *(const int32_t *)at); return;
-    case FIELD_RATIO: table_add(table, "%.0f %%", 100.0 * *(const double *)at); return;
+    case UNIT_BYTES: made = format_bytes(*(const uint64_t *)at, ctl->bytes); break;
+    case UNIT_NS: table_add(table, "%.3f s", (double)*(const uint64_t *)at / 1e9); return;
+    case UNIT_DEVICE: table_add(table, "%" PRId32, *(const int32_t *)at); return;
+    case UNIT_RATIO: table_add(table, "%.0f %%", 100.0 * *(const double *)at); return;
     }
     table_add(table, "%s", made);
 }
@@ -73,41 +137,42 @@ void
 record_row(const struct ctl *ctl, const struct field *fields, unsigned form, const void *from,
            struct table *table)
 {
-    for (; fields->kind != FIELD_END; fields++)
+    for (; fields->unit != UNIT_END; fields++)
         if (has_column(fields, form))
-            add_cell(ctl, fields->kind, (const char *)from + fields->at, table);
+            add_cell(ctl, fields->unit, (const char *)from + fields->at, table);
 }
 
 static void
 add_member(struct json *out, const struct field *field, const void *at)
 {
-    switch (field->kind) {
-    case FIELD_END: break;
-    case FIELD_STR:
-    case FIELD_NAMED:
-    case FIELD_CHARS: json_str(out, field->key, text_of(field->kind, at)); break;
-    case FIELD_USER:
-    case FIELD_GROUP:
-    case FIELD_MODE: json_u64(out, field->key, *(const uint32_t *)at); break;
-    case FIELD_BOOL: json_bool(out, field->key, *(const bool *)at); break;
-    case FIELD_U64:
-    case FIELD_BYTES:
-    case FIELD_QUOTA:
-    case FIELD_NS: json_u64(out, field->key, *(const uint64_t *)at); break;
-    case FIELD_INDEX:
+    switch (field->unit) {
+    case UNIT_END: break;
+    case UNIT_TEXT:
+    case UNIT_NAME:
+    case UNIT_CHARS: json_str(out, field->key, text_of(field->unit, at)); break;
+    case UNIT_UID:
+    case UNIT_GID:
+    case UNIT_MODE: json_u64(out, field->key, *(const uint32_t *)at); break;
+    case UNIT_FLAG: json_bool(out, field->key, *(const bool *)at); break;
+    case UNIT_COUNT:
+    case UNIT_NUMBER:
+    case UNIT_BYTES:
+    case UNIT_QUOTA:
+    case UNIT_NS: json_u64(out, field->key, *(const uint64_t *)at); break;
+    case UNIT_DEVICE:
         if (*(const int32_t *)at < 0)
             json_null(out, field->key);
         else
             json_i64(out, field->key, *(const int32_t *)at);
         break;
-    case FIELD_RATIO: json_ratio(out, field->key, *(const double *)at); break;
+    case UNIT_RATIO: json_ratio(out, field->key, *(const double *)at); break;
     }
 }
 
 void
 record_members(struct json *out, const struct field *fields, const void *from)
 {
-    for (; fields->kind != FIELD_END; fields++)
+    for (; fields->unit != UNIT_END; fields++)
         if (fields->key)
             add_member(out, fields, (const char *)from + fields->at);
 }

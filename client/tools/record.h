@@ -1,45 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Structs of the library's as they are printed: the fields, once, for an object of JSON and for a
- * row of a table. A list of fields ends with one of kind FIELD_END.
+ * row of a table. A list of fields ends with one of UNIT_END.
  */
 #pragma once
 
 #include <stddef.h>
 
+#include "session/answer.h"
+
 #include "ctl.h"
 #include "table.h"
 
-enum field_kind {
-    FIELD_END,
-    FIELD_STR,   /* const char *; NULL: null, "-" */
-    FIELD_NAMED, /* the same; "" is as NULL */
-    FIELD_CHARS, /* an array of char; "" is as NULL */
-    FIELD_USER,  /* uint32_t, in tables a name */
-    FIELD_GROUP,
-    FIELD_MODE, /* uint32_t, in tables "rw-r-----" */
-    FIELD_BOOL, /* in tables "yes" or "no" */
-    FIELD_U64,  /* this and the rest: to the right in tables */
-    FIELD_BYTES,
-    FIELD_QUOTA, /* bytes; 0: "-" in tables */
-    FIELD_NS,    /* in tables seconds */
-    FIELD_INDEX, /* int32_t; negative: null in JSON */
-    FIELD_RATIO, /* double, in tables in per cent */
+/* What no answer has. */
+enum own_unit {
+    UNIT_CHARS = N_UNITS, /* an array of char; "" is as NULL */
+    UNIT_DEVICE,          /* int32_t; negative: null in JSON */
+    UNIT_RATIO,           /* double, in tables in per cent */
 };
 
 struct field {
-    enum field_kind kind;
+    unsigned unit; /* enum unit, enum own_unit */
     size_t at;
     const char *key;  /* NULL: not in JSON */
-    const char *head; /* NULL: not in tables */
+    const char *head; /* a word; NULL, "": not in tables */
     unsigned forms;   /* bits of the forms of the table that have it; 0: all */
 };
 
-/* FIELD(kind, struct, member, key, head, forms) */
-#define FIELD(kind_, of, member, ...)                                         \
-    {                                                                         \
-        .kind = FIELD_##kind_, .at = offsetof(struct of, member), __VA_ARGS__ \
+/* FIELD(unit, struct, member, key, head, forms) */
+#define FIELD(unit_, of, member, ...)                                        \
+    {                                                                        \
+        .unit = UNIT_##unit_, .at = offsetof(struct of, member), __VA_ARGS__ \
     }
+
+/*
+ * All fields of an answer, and `more` (or NULL) of a struct that begins with it. The words of
+ * `headings` say which are in tables, in this order: "key", "key=HEAD", and "*" for those that none
+ * names, which come last. "key=": it is in none.
+ */
+struct fields {
+    struct field v[TABLE_COLUMNS_MAX + 1];
+};
+struct fields record_fields(const struct answer *answer, const struct field *more,
+                            const char *headings);
 
 /* One form of the table. */
 void record_columns(const struct field *fields, unsigned form, struct table *ret);

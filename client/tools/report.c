@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "format.h"
+#include "session/query.h"
 
 int
 report_end(struct ctl *ctl, int status, const struct table *table)
@@ -28,25 +29,25 @@ struct device_row {
 };
 
 static const struct field device_fields[] = {
-    FIELD(INDEX, device_row, index, "index", "DEVICE"),
-    FIELD(STR, device_row, name, "name", "NAME"),
+    FIELD(DEVICE, device_row, index, "index", "DEVICE"),
+    FIELD(TEXT, device_row, name, "name", "NAME"),
     FIELD(BYTES, device_row, m.total, "total", "TOTAL"),
     FIELD(BYTES, device_row, m.free, "free", "FREE"),
     FIELD(BYTES, device_row, m.used, "used", "CAID"),
     FIELD(BYTES, device_row, m.allocated, "allocated", "ALLOCATED"),
-    FIELD(U64, device_row, m.pending, "pending", NULL),
+    FIELD(COUNT, device_row, m.pending, "pending", NULL),
     FIELD(BYTES, device_row, m.pending_bytes, "pending_bytes", "PENDING"),
     FIELD(BYTES, device_row, m.reserve, "reserve", "RESERVE"),
     FIELD(BYTES, device_row, m.available, "available", NULL),
     FIELD(BYTES, device_row, m.pinned, "pinned", "PINNED"),
-    FIELD(U64, device_row, m.quarantined, "quarantined", NULL),
+    FIELD(COUNT, device_row, m.quarantined, "quarantined", NULL),
     FIELD(BYTES, device_row, m.quarantined_bytes, "quarantined_bytes", "QUARANTINED"),
-    FIELD(BOOL, device_row, m.context, "context", "CONTEXT"),
-    FIELD(U64, device_row, m.blocks, "blocks", "BLOCKS"),
-    FIELD(U64, device_row, m.arrays, "arrays", "ARRAYS"),
-    FIELD(U64, device_row, m.flushes, "flushes", NULL),
-    FIELD(U64, device_row, m.releases, "releases", NULL),
-    FIELD(STR, device_row, uuid, "uuid", "UUID"),
+    FIELD(FLAG, device_row, m.context, "context", "CONTEXT"),
+    FIELD(COUNT, device_row, m.blocks, "blocks", "BLOCKS"),
+    FIELD(COUNT, device_row, m.arrays, "arrays", "ARRAYS"),
+    FIELD(COUNT, device_row, m.flushes, "flushes", NULL),
+    FIELD(COUNT, device_row, m.releases, "releases", NULL),
+    FIELD(TEXT, device_row, uuid, "uuid", "UUID"),
     {0},
 };
 
@@ -75,26 +76,16 @@ struct pool_row {
     double fragmentation;
 };
 
-static const struct field pool_fields[] = {
-    FIELD(STR, pool_row, p.name, "name", "POOL"),
-    FIELD(USER, pool_row, p.uid, "uid", "USER", POOLS_BY_ACCESS),
-    FIELD(GROUP, pool_row, p.gid, "gid", "GROUP", POOLS_BY_ACCESS),
-    FIELD(MODE, pool_row, p.mode, "mode", "MODE", POOLS_BY_ACCESS),
-    FIELD(BOOL, pool_row, p.legacy, "legacy", "LEGACY", POOLS_BY_ACCESS),
-    FIELD(BYTES, pool_row, p.used, "used", "USED"),
-    FIELD(QUOTA, pool_row, p.quota, "quota", "QUOTA"),
-    FIELD(BYTES, pool_row, p.allocated, "allocated", "ALLOCATED", POOLS_BY_MEMORY),
-    FIELD(BYTES, pool_row, p.pending, "pending", "PENDING", POOLS_BY_MEMORY),
-    FIELD(BYTES, pool_row, p.reserve, "reserve", "RESERVE", POOLS_BY_MEMORY),
-    FIELD(BYTES, pool_row, p.holes, "holes", "HOLES", POOLS_BY_MEMORY),
-    FIELD(BYTES, pool_row, p.largest, "largest", "LARGEST", POOLS_BY_MEMORY),
-    FIELD(RATIO, pool_row, fragmentation, "fragmentation", "FRAGMENTED", POOLS_BY_MEMORY),
-    FIELD(BYTES, pool_row, p.pinned, "pinned", "PINNED", POOLS_BY_MEMORY),
-    FIELD(U64, pool_row, p.blocks, "blocks", "BLOCKS", POOLS_BY_MEMORY),
-    FIELD(U64, pool_row, p.names, "names", "NAMES"),
-    FIELD(U64, pool_row, p.arrays, "arrays", "ARRAYS"),
+static const struct field pool_more[] = {
+    FIELD(RATIO, pool_row, fragmentation, "fragmentation"),
     {0},
 };
+
+static const char pools_by_access[] =
+    "name=POOL uid=USER gid=GROUP mode legacy used quota names arrays";
+static const char pools_by_memory[] =
+    "uid= gid= mode= legacy= name=POOL used quota allocated pending reserve holes largest "
+    "fragmentation=FRAGMENTED pinned blocks names arrays *";
 
 double
 report_fragmentation(const struct caid_pool *pool)
@@ -103,46 +94,54 @@ report_fragmentation(const struct caid_pool *pool)
 }
 
 static int
-pool_row(const struct caid_pool *p, void *userdata)
+pool_row(const void *record, void *listing)
 {
+    const struct caid_pool *p = record;
     const struct pool_row row = {*p, report_fragmentation(p)};
-    return listing_add(userdata, &row);
+    return listing_add(listing, &row);
 }
 
 void
 report_pool(struct ctl *ctl, const struct caid_pool *p)
 {
-    pool_row(p, &(struct listing){ctl, pool_fields, 0, NULL});
+    const struct fields fields = record_fields(&answer_pool, pool_more, pools_by_access);
+
+    pool_row(p, &(struct listing){.ctl = ctl, .fields = fields.v});
 }
 
 int
 report_pools(struct ctl *ctl, const char *key, enum report_pools form, struct table *ret)
 {
-    struct listing listing = {ctl, pool_fields, form, ret};
+    const struct fields fields =
+        record_fields(&answer_pool, pool_more,
+                      form == POOLS_BY_ACCESS ? pools_by_access : pools_by_memory);
+    struct listing listing = {ctl, fields.v, 0, ret};
 
     listing_begin(&listing, key);
-    return listing_end(&listing, caid_pools(ctl->client, pool_row, &listing, &ctl->error),
+    return listing_end(&listing,
+                       query_run(query_find("pools"), ctl->client, NULL, pool_row, &listing,
+                                 &ctl->error),
                        "pools");
 }
 
 /* ---- users ---- */
 
 static const struct field user_fields[] = {
-    FIELD(USER, caid_user, uid, "uid", "USER"),
+    FIELD(UID, caid_user, uid, "uid", "USER"),
     FIELD(BYTES, caid_user, bytes, "bytes", "DEVICE"),
     FIELD(BYTES, caid_user, pinned, "pinned", "PINNED"),
     FIELD(BYTES, caid_user, host, "host", "HOST"),
-    FIELD(U64, caid_user, arrays, "arrays", "ARRAYS"),
-    FIELD(U64, caid_user, names, "names", "NAMES"),
-    FIELD(U64, caid_user, leases, "leases", "LEASES"),
-    FIELD(U64, caid_user, brackets, "brackets", "BRACKETS"),
-    FIELD(U64, caid_user, pages, "pages", "PAGES"),
-    FIELD(U64, caid_user, fds, "fds", "FDS"),
-    FIELD(U64, caid_user, watches, "watches", "WATCHES"),
-    FIELD(U64, caid_user, connections, "connections", "CLIENTS"),
-    FIELD(U64, caid_user, jobs, "jobs", "CALLS"),
-    FIELD(U64, caid_user, pending, "pending", "PENDING"),
-    FIELD(U64, caid_user, deferred, "deferred", "DEFERRED"),
+    FIELD(COUNT, caid_user, arrays, "arrays", "ARRAYS"),
+    FIELD(COUNT, caid_user, names, "names", "NAMES"),
+    FIELD(COUNT, caid_user, leases, "leases", "LEASES"),
+    FIELD(COUNT, caid_user, brackets, "brackets", "BRACKETS"),
+    FIELD(COUNT, caid_user, pages, "pages", "PAGES"),
+    FIELD(COUNT, caid_user, fds, "fds", "FDS"),
+    FIELD(COUNT, caid_user, watches, "watches", "WATCHES"),
+    FIELD(COUNT, caid_user, connections, "connections", "CLIENTS"),
+    FIELD(COUNT, caid_user, jobs, "jobs", "CALLS"),
+    FIELD(COUNT, caid_user, pending, "pending", "PENDING"),
+    FIELD(COUNT, caid_user, deferred, "deferred", "DEFERRED"),
     FIELD(NS, caid_user, time_ns, "time_ns", "TIME"),
     {0},
 };
@@ -192,28 +191,28 @@ struct entry_row {
 };
 
 static const struct field entry_fields[] = {
-    FIELD(STR, entry_row, e.pool, "pool", "POOL", ENTRIES_OF_ALL | ENTRIES_LONG),
-    FIELD(NAMED, entry_row, e.name, "name", "NAME"),
-    FIELD(STR, entry_row, e.typestr, "typestr", "TYPE"),
-    FIELD(STR, entry_row, shape, NULL, "SHAPE"),
+    FIELD(TEXT, entry_row, e.pool, "pool", "POOL", ENTRIES_OF_ALL | ENTRIES_LONG),
+    FIELD(NAME, entry_row, e.name, "name", "NAME"),
+    FIELD(TEXT, entry_row, e.typestr, "typestr", "TYPE"),
+    FIELD(TEXT, entry_row, shape, NULL, "SHAPE"),
     FIELD(BYTES, entry_row, e.nbytes, "nbytes", "SIZE"),
-    FIELD(STR, entry_row, e.memory, "memory", "MEMORY"),
-    FIELD(U64, entry_row, e.leases, "leases", "LEASES"),
-    FIELD(STR, entry_row, use, NULL, "USE", ENTRIES_OF_ONE | ENTRIES_OF_ALL),
-    FIELD(U64, entry_row, e.readers, "readers", "READERS", ENTRIES_LONG),
-    FIELD(U64, entry_row, e.writers, "writers", "WRITERS", ENTRIES_LONG),
-    FIELD(U64, entry_row, e.waiting, "waiting", "WAITING", ENTRIES_LONG),
-    FIELD(BOOL, entry_row, e.abandoned, "abandoned", NULL),
-    FIELD(STR, entry_row, state, NULL, "STATE", ENTRIES_LONG),
-    FIELD(U64, entry_row, e.parts, "parts", "PARTS", ENTRIES_LONG),
-    FIELD(U64, entry_row, e.ttl_ns, "ttl_ns", NULL),
-    FIELD(U64, entry_row, e.members, "members", NULL),
-    FIELD(BOOL, entry_row, e.of_set, "of_set", NULL),
-    FIELD(U64, entry_row, e.sets, "sets", NULL),
-    FIELD(INDEX, entry_row, e.device, "device", "DEVICE", ENTRIES_LONG),
-    FIELD(STR, entry_row, uuid, "device_uuid", NULL),
-    FIELD(U64, entry_row, e.generation, "generation", "GENERATION", ENTRIES_LONG),
-    FIELD(USER, entry_row, e.uid, "uid", "USER", ENTRIES_LONG),
+    FIELD(TEXT, entry_row, e.memory, "memory", "MEMORY"),
+    FIELD(COUNT, entry_row, e.leases, "leases", "LEASES"),
+    FIELD(TEXT, entry_row, use, NULL, "USE", ENTRIES_OF_ONE | ENTRIES_OF_ALL),
+    FIELD(COUNT, entry_row, e.readers, "readers", "READERS", ENTRIES_LONG),
+    FIELD(COUNT, entry_row, e.writers, "writers", "WRITERS", ENTRIES_LONG),
+    FIELD(COUNT, entry_row, e.waiting, "waiting", "WAITING", ENTRIES_LONG),
+    FIELD(FLAG, entry_row, e.abandoned, "abandoned", NULL),
+    FIELD(TEXT, entry_row, state, NULL, "STATE", ENTRIES_LONG),
+    FIELD(COUNT, entry_row, e.parts, "parts", "PARTS", ENTRIES_LONG),
+    FIELD(COUNT, entry_row, e.ttl_ns, "ttl_ns", NULL),
+    FIELD(COUNT, entry_row, e.members, "members", NULL),
+    FIELD(FLAG, entry_row, e.of_set, "of_set", NULL),
+    FIELD(COUNT, entry_row, e.sets, "sets", NULL),
+    FIELD(DEVICE, entry_row, e.device, "device", "DEVICE", ENTRIES_LONG),
+    FIELD(TEXT, entry_row, uuid, "device_uuid", NULL),
+    FIELD(COUNT, entry_row, e.generation, "generation", "GENERATION", ENTRIES_LONG),
+    FIELD(UID, entry_row, e.uid, "uid", "USER", ENTRIES_LONG),
     {0},
 };
 
@@ -324,15 +323,15 @@ report_holder(const struct caid_holder *holder)
 }
 
 static const struct field holder_fields[] = {
-    FIELD(U64, caid_holder, pid, "pid", "PID"),
-    FIELD(USER, caid_holder, uid, "uid", "USER"),
-    FIELD(STR, caid_holder, client, "client", "CLIENT"),
-    FIELD(BOOL, caid_holder, readonly, "readonly", NULL),
-    FIELD(BOOL, caid_holder, hung_up, "hung_up", NULL),
-    FIELD(BOOL, caid_holder, sent, "sent", NULL),
-    FIELD(U64, caid_holder, reading, "reading", NULL),
-    FIELD(U64, caid_holder, writing, "writing", NULL),
-    FIELD(U64, caid_holder, waiting, "waiting", NULL),
+    FIELD(COUNT, caid_holder, pid, "pid", "PID"),
+    FIELD(UID, caid_holder, uid, "uid", "USER"),
+    FIELD(TEXT, caid_holder, client, "client", "CLIENT"),
+    FIELD(FLAG, caid_holder, readonly, "readonly", NULL),
+    FIELD(FLAG, caid_holder, hung_up, "hung_up", NULL),
+    FIELD(FLAG, caid_holder, sent, "sent", NULL),
+    FIELD(COUNT, caid_holder, reading, "reading", NULL),
+    FIELD(COUNT, caid_holder, writing, "writing", NULL),
+    FIELD(COUNT, caid_holder, waiting, "waiting", NULL),
     {0},
 };
 
@@ -358,11 +357,11 @@ static const struct column unnamed_columns[] = {
 };
 
 static const struct field range_fields[] = {
-    FIELD(U64, caid_details, block_size, "block_size"),
-    FIELD(U64, caid_details, offset, "offset"),
-    FIELD(U64, caid_details, bytes, "bytes"),
-    FIELD(STR, caid_details, state, "state"),
-    FIELD(BOOL, caid_details, held, "held"),
+    FIELD(COUNT, caid_details, block_size, "block_size"),
+    FIELD(COUNT, caid_details, offset, "offset"),
+    FIELD(COUNT, caid_details, bytes, "bytes"),
+    FIELD(TEXT, caid_details, state, "state"),
+    FIELD(FLAG, caid_details, held, "held"),
     {0},
 };
 
@@ -381,10 +380,10 @@ unnamed_json(struct ctl *ctl, const struct caid_details *d)
 }
 
 static const struct field unnamed_fields[] = {
-    FIELD(STR, caid_entry, pool, NULL, "POOL"),
-    FIELD(NAMED, caid_entry, name, NULL, "LAST NAME"),
-    FIELD(U64, caid_entry, generation, NULL, "GENERATION"),
-    FIELD(STR, caid_entry, memory, NULL, "MEMORY"),
+    FIELD(TEXT, caid_entry, pool, NULL, "POOL"),
+    FIELD(NAME, caid_entry, name, NULL, "LAST_NAME"),
+    FIELD(COUNT, caid_entry, generation, NULL, "GENERATION"),
+    FIELD(TEXT, caid_entry, memory, NULL, "MEMORY"),
     FIELD(BYTES, caid_entry, nbytes, NULL, "SIZE"),
     {0},
 };

@@ -14,8 +14,8 @@ int report_devices(struct ctl *ctl, const char *key, int32_t device, struct tabl
 
 /* Forms of the table. */
 enum report_pools {
-    POOLS_BY_ACCESS = 1, /* whose they are */
-    POOLS_BY_MEMORY = 2, /* what they have */
+    POOLS_BY_ACCESS, /* whose they are */
+    POOLS_BY_MEMORY, /* what they have */
 };
 
 int report_pools(struct ctl *ctl, const char *key, enum report_pools form, struct table *ret);

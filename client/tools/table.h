@@ -13,11 +13,11 @@
 #include "base/macros.h"
 
 struct column {
-    const char *head;
+    char head[16];
     bool right; /* numbers */
 };
 
-#define TABLE_COLUMNS_MAX 16
+#define TABLE_COLUMNS_MAX 48
 
 struct table {
     struct column columns[TABLE_COLUMNS_MAX];

@@ -10,11 +10,11 @@
 /* ---- list ---- */
 
 static const struct field lost_fields[] = {
-    FIELD(STR, caid_lost_name, pool, "pool", "POOL"),
-    FIELD(STR, caid_lost_name, name, "name", "NAME"),
-    FIELD(U64, caid_lost_name, generation, "generation", "GENERATION"),
-    FIELD(USER, caid_lost_name, uid, "uid", "USER"),
-    FIELD(STR, caid_lost_name, why, "why", "WHY"),
+    FIELD(TEXT, caid_lost_name, pool, "pool", "POOL"),
+    FIELD(TEXT, caid_lost_name, name, "name", "NAME"),
+    FIELD(COUNT, caid_lost_name, generation, "generation", "GENERATION"),
+    FIELD(UID, caid_lost_name, uid, "uid", "USER"),
+    FIELD(TEXT, caid_lost_name, why, "why", "WHY"),
     {0},
 };
 
@@ -71,14 +71,14 @@ verb_users(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 /* ---- timelines ---- */
 
 static const struct field timeline_fields[] = {
-    FIELD(STR, caid_timeline_entry, pool, "pool", "POOL"),
-    FIELD(STR, caid_timeline_entry, name, "name", "NAME"),
-    FIELD(U64, caid_timeline_entry, value, "value", "VALUE"),
-    FIELD(U64, caid_timeline_entry, submitted, "submitted", "SUBMITTED"),
-    FIELD(U64, caid_timeline_entry, holders, "holders", "OPEN"),
-    FIELD(U64, caid_timeline_entry, pid, "pid", "PID"),
-    FIELD(USER, caid_timeline_entry, uid, "uid", "USER"),
-    FIELD(STR, caid_timeline_entry, client, "client", "CLIENT"),
+    FIELD(TEXT, caid_timeline_entry, pool, "pool", "POOL"),
+    FIELD(TEXT, caid_timeline_entry, name, "name", "NAME"),
+    FIELD(COUNT, caid_timeline_entry, value, "value", "VALUE"),
+    FIELD(COUNT, caid_timeline_entry, submitted, "submitted", "SUBMITTED"),
+    FIELD(COUNT, caid_timeline_entry, holders, "holders", "OPEN"),
+    FIELD(COUNT, caid_timeline_entry, pid, "pid", "PID"),
+    FIELD(UID, caid_timeline_entry, uid, "uid", "USER"),
+    FIELD(TEXT, caid_timeline_entry, client, "client", "CLIENT"),
     {0},
 };
 

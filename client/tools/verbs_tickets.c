@@ -6,16 +6,16 @@
 #include "report.h"
 
 static const struct field ticket_fields[] = {
-    FIELD(U64, caid_ticket, pid, "pid", "PID"),
-    FIELD(USER, caid_ticket, uid, "uid", "USER"),
-    FIELD(BOOL, caid_ticket, gone, "gone", "GONE"),
+    FIELD(COUNT, caid_ticket, pid, "pid", "PID"),
+    FIELD(UID, caid_ticket, uid, "uid", "USER"),
+    FIELD(FLAG, caid_ticket, gone, "gone", "GONE"),
     FIELD(NS, caid_ticket, age_ns, "age_ns", "AGE"),
     FIELD(NS, caid_ticket, ttl_ns, "ttl_ns", "LEFT"),
-    FIELD(BOOL, caid_ticket, many, "many", "MANY"),
-    FIELD(STR, caid_ticket, pool, "pool", "POOL"),
-    FIELD(NAMED, caid_ticket, name, "name", "LAST NAME"),
-    FIELD(U64, caid_ticket, array, "array", NULL),
-    FIELD(BOOL, caid_ticket, readonly, "readonly", NULL),
+    FIELD(FLAG, caid_ticket, many, "many", "MANY"),
+    FIELD(TEXT, caid_ticket, pool, "pool", "POOL"),
+    FIELD(NAME, caid_ticket, name, "name", "LAST_NAME"),
+    FIELD(COUNT, caid_ticket, array, "array", NULL),
+    FIELD(FLAG, caid_ticket, readonly, "readonly", NULL),
     FIELD(BYTES, caid_ticket, nbytes, "nbytes", "SIZE"),
     {0},
 };

@@ -27,16 +27,16 @@ struct holding {
 };
 
 static const struct field holding_fields[] = {
-    FIELD(STR, holding, pool, NULL, "POOL"),
-    FIELD(U64, holding, pid, NULL, "PID"),
-    FIELD(USER, holding, uid, NULL, "USER"),
-    FIELD(STR, holding, client, NULL, "CLIENT"),
-    FIELD(STR, holding, age, NULL, "AGE"),
-    FIELD(U64, holding, arrays, NULL, "ARRAYS"),
+    FIELD(TEXT, holding, pool, NULL, "POOL"),
+    FIELD(COUNT, holding, pid, NULL, "PID"),
+    FIELD(UID, holding, uid, NULL, "USER"),
+    FIELD(TEXT, holding, client, NULL, "CLIENT"),
+    FIELD(TEXT, holding, age, NULL, "AGE"),
+    FIELD(COUNT, holding, arrays, NULL, "ARRAYS"),
     FIELD(BYTES, holding, bytes, NULL, "SIZE"),
-    FIELD(U64, holding, reading, NULL, "READS"),
-    FIELD(U64, holding, writing, NULL, "WRITES"),
-    FIELD(U64, holding, waiting, NULL, "WAITS"),
+    FIELD(COUNT, holding, reading, NULL, "READS"),
+    FIELD(COUNT, holding, writing, NULL, "WRITES"),
+    FIELD(COUNT, holding, waiting, NULL, "WAITS"),
     {0},
 };
 

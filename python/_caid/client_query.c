@@ -5,24 +5,64 @@
  */
 #include "module.h"
 
+#include "session/query.h"
+
+/* ---- lists by name ---- */
+
+static PyObject *
+answer_value(enum unit unit, const void *at)
+{
+    switch (unit) {
+    case UNIT_TEXT:
+    case UNIT_NAME: return py_text_or_none(*(const char *const *)at);
+    case UNIT_UID:
+    case UNIT_GID:
+    case UNIT_MODE: return PyLong_FromUnsignedLong(*(const uint32_t *)at);
+    case UNIT_FLAG: return PyBool_FromLong(*(const bool *)at);
+    default: return PyLong_FromUnsignedLongLong(*(const uint64_t *)at);
+    }
+}
+
+/* A tuple of all fields, in their order, which is that of the class in caid/_answers.py. */
+static PyObject *
+answer_tuple(const struct answer *answer, const void *record)
+{
+    _cleanup_py_ PyObject *tuple = NULL;
+    Py_ssize_t n = 0;
+
+    while (answer->fields[n].unit != UNIT_END)
+        n++;
+    tuple = PyTuple_New(n);
+    for (Py_ssize_t i = 0; tuple && i < n; i++) {
+        const struct answer_field *f = &answer->fields[i];
+        PyObject *value = answer_value(f->unit, (const char *)record + f->at);
+        if (!value)
+            return NULL;
+        PyTuple_SET_ITEM(tuple, i, value);
+    }
+    return py_take(&tuple);
+}
+
 /* ---- lists by callback ---- */
 
 /* What a callback of libcaid fills: it runs without the GIL in the calling thread, whose state
  * is here meanwhile. */
 struct collector {
     PyObject *list;
+    const struct answer *answer; /* or, where that is NULL: */
     const struct py_field *fields;
 };
 
 /* Appends the tuple of a record; 0, or 1 with an exception set, which ends the list. */
 static int
-collect(struct collector *c, const void *record)
+collect(const void *record, void *collector)
 {
+    struct collector *c = collector;
     PyObject *item;
     int r;
 
     PyEval_RestoreThread(py_waiting);
-    item = py_record(record, c->fields);
+    item = c->answer ? answer_tuple(c->answer, record) : py_record(record, c->fields);
     r = item ? PyList_Append(c->list, item) : -1;
     Py_XDECREF(item);
     py_waiting = PyEval_SaveThread();
@@ -33,24 +73,25 @@ collect(struct collector *c, const void *record)
 #define COLLECT_OF(name, of)                                            \
     static int collect_##name(const struct of *record, void *collector) \
     {                                                                   \
-        return collect(collector, record);                              \
+        return collect(record, collector);                              \
     }                                                                   \
     struct collector
 #define COLLECT(name) COLLECT_OF(name, caid_##name)
 
 /* The list of what a call makes, with the client, c, with collector and error. */
-#define LIST_OF(self, fields_, call)                                      \
-    ({                                                                    \
-        _cleanup_py_ PyObject *list = PyList_New(0);                      \
-        struct collector collector = {.list = list, .fields = (fields_)}; \
-        struct caid_client *c = list ? py_client_enter(self) : NULL;      \
-        struct caid_error error = {0};                                    \
-        int r_ = -1;                                                      \
-        if (c) {                                                          \
-            WITHOUT_GIL(r_ = (call));                                     \
-            r_ = py_client_leave_with(self, r_, &error);                  \
-        }                                                                 \
-        r_ == 0 ? py_take(&list) : NULL;                                  \
+#define LIST_OF(self, fields_, call) LIST_BY(self, call, .fields = (fields_))
+#define LIST_BY(self, call, ...)                                     \
+    ({                                                               \
+        _cleanup_py_ PyObject *list = PyList_New(0);                 \
+        struct collector collector = {.list = list, __VA_ARGS__};    \
+        struct caid_client *c = list ? py_client_enter(self) : NULL; \
+        struct caid_error error = {0};                               \
+        int r_ = -1;                                                 \
+        if (c) {                                                     \
+            WITHOUT_GIL(r_ = (call));                                \
+            r_ = py_client_leave_with(self, r_, &error);             \
+        }                                                            \
+        r_ == 0 ? py_take(&list) : NULL;                             \
     })
 
 /* A method that lists records by caid_list_options; then its arguments. */
@@ -212,25 +253,29 @@ COLLECT(timeline_entry);
 LIST_METHOD(timelines, timeline_entry, caid_timelines, PY_POOL(options.pool),
             PY_ARG(options.all))
 
-/* ---- pools and users ---- */
-
-#define F(field) PY_FIELD(struct caid_pool, field)
-
-static const struct py_field pool_fields[] = {
-    F(name),  F(uid),     F(gid),    F(mode),      F(quota),   F(used),
-    F(names), F(arrays),  F(blocks), F(allocated), F(pending), F(reserve),
-    F(holes), F(largest), F(pinned), F(legacy),    {0},
-};
-
-#undef F
-
-COLLECT(pool);
+/* ---- any ---- */
 
 PyObject *
-py_client_pools(PyObject *op, PyObject *Py_UNUSED(unused))
+py_client_query(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    return LIST_OF(py_client(op), pool_fields, caid_pools(c, collect_pool, &collector, &error));
+    struct client_object *self = py_client(op);
+    struct caid_list_options options = CAID_INIT(options);
+    const struct query *query;
+    const char *name;
+
+    if (PY_ARGS(self->state, "query", PY_NAME(name), PY_POOL(options.pool),
+                PY_POOL(options.prefix), PY_ARG(options.all)) < 0)
+        return NULL;
+    query = query_find(name);
+    if (!query) {
+        PyErr_Format(PyExc_ValueError, "no list %s", name);
+        return NULL;
+    }
+    return LIST_BY(self, query_run(query, c, &options, collect, &collector, &error),
+                   .answer = query_answer(query));
 }
+
+/* ---- users ---- */
 
 #define F(field) PY_FIELD(struct caid_user, field)
 

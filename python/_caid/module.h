@@ -327,7 +327,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(show, "What is known of a name: a list of one tuple.")                               \
     FAST(unnamed, "Arrays without a name: a list of tuples.")                                 \
     METHOD(users, METH_NOARGS, "What uids are charged: a list of tuples.")                    \
-    METHOD(pools, METH_NOARGS, "Pools that may be read: a list of tuples.")                   \
+    FAST(query, "A list of the daemon's, by its name: tuples of caid/_answers.py's fields.")  \
     METHOD(metrics, METH_NOARGS, "The daemon's figures: a list of tuples.")                   \
     METHOD(memory_info, METH_O, "Memory of a device: a tuple.")                               \
     METHOD(flush, METH_O, "Frees what waits: (entries, blocks, bytes).")                      \

@@ -137,7 +137,10 @@ class Queries(_caid.Client):
 
     def pools(self) -> List[Pool]:
         """The pools that the caller may read: list of Pool."""
-        return [Pool._make(pool) for pool in self._pools()]
+        return self._records(Pool, "pools")
+
+    def _records(self, cls, query, pool=None, prefix=None, all=False):
+        return [cls._make(record) for record in self._query(query, pool, prefix, all)]
 
     def users(self) -> List[User]:
         """What the caller's uid is charged; for root and the daemon's own uid, every uid: list of

@@ -3,6 +3,9 @@
 
 from typing import Any, List, Literal, NamedTuple, Optional, Tuple
 
+from . import _answers
+from ._answers import *  # noqa: F403
+
 __all__ = [
     "AllocationInfo",
     "ArenaInfo",
@@ -17,10 +20,10 @@ __all__ = [
     "MemoryInfo",
     "Metric",
     "PointerInfo",
-    "Pool",
     "Status",
     "TimelineEntry",
     "User",
+    *_answers.__all__,
 ]
 
 # What arrays, and arenas, can be made of.
@@ -196,27 +199,6 @@ class Status(NamedTuple):
     machine_id: str  #: that the daemon runs on: 32 hexadecimal digits, see :class:`caid.Reference`
     daemon_id: str  #: the same of the daemon, and of those that were before it
     set_max: int  #: arrays that a set may have
-
-
-class Pool(NamedTuple):
-    """A sharing domain: who may read its mode bits may list and open, who may write may create."""
-
-    name: str
-    uid: int
-    gid: int
-    mode: int  #: permission bits, as of a file
-    quota: int  #: bytes; 0 for none
-    used: int  #: bytes of blocks
-    names: int
-    arrays: int
-    blocks: int
-    allocated: int  #: bytes that arrays take of the blocks
-    pending: int  #: bytes in deallocation queues
-    reserve: int  #: bytes of empty blocks
-    holes: int  #: bytes free in blocks that are not empty
-    largest: int  #: bytes of the largest hole
-    pinned: int  #: bytes of blocks in host memory; in none of the others
-    legacy: bool  #: whether it may have arrays of that kind
 
 
 class User(NamedTuple):

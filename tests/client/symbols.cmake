@@ -9,7 +9,7 @@ endfunction()
 
 execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY}
   OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY)
-string(REGEX REPLACE "[^\n]* A CAID_1[^\n]*\n" "" text "${text}") # the version's own symbol
+string(REGEX REPLACE "[^\n]* A CAID_2[^\n]*\n" "" text "${text}") # the version's own symbol
 string(REGEX REPLACE "[0-9a-f]* [A-Za-z] ([A-Za-z0-9_.]+)[^\n]*\n" "\\1;" exported "${text}")
 sorted(exported ${exported})
 

@@ -11,7 +11,8 @@ from test_reload import ALICE, TEAM, connect
 
 PERMISSION, LIMIT, NOT_FOUND = 8, 10, 6  # proto/errors.def
 BOB, NOBODY = 60002, 65534
-TABLE = (pathlib.Path(__file__).resolve().parent.parent.parent / "proto/messages.def").read_text()
+PROTO = pathlib.Path(__file__).resolve().parent.parent.parent / "proto"
+TABLE = "".join((PROTO / name).read_text() for name in ("answers.def", "messages.def"))
 FIELDS = re.findall(r"^(FIELD|SECRET)\((\w+), (\w+), (\w+), \w+[,)]", TABLE, re.M)
 METHODS = re.findall(r"^(REQUEST|NOTIFY)\(\w+, (\w+), (\w+)", TABLE, re.M)
 SECRETS = {"token", "ticket", "handle", "metadata"}

@@ -88,7 +88,7 @@ def upgrade():
 def purge():
     """But for the user, whose number may be in some file, nothing is left."""
     run("rm -r /etc/systemd/system/caid.service.d /etc/caid/caid.conf.d")  # the administrator's own
-    run("apt-get purge -y caid python3-caid libcaid1 libcaid-dev")
+    run("apt-get purge -y caid python3-caid libcaid2 libcaid-dev")
     left = run(r"find / -xdev -path /packages -prune -o -path /newer -prune -o -name '*caid*' -print; find /run -name '*caid*'")
     assert left == "", left
     assert run("grep -l ^caid /proc/[0-9]*/comm || true") == ""

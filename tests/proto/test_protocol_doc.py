@@ -13,7 +13,7 @@ BUILD = pathlib.Path(os.environ["CAID_BUILD_DIR"])
 PAGE = ROOT / "docs/PROTOCOL.md"
 TABLE = re.compile(r"^\*\*`(\w+)`\*\*\n\n((?:\|.*\n)+)", re.M)
 DOC = PAGE.read_text("utf-8")
-PRINTED = dict(TABLE.findall(subprocess.run([BUILD / "bin/caid-describe"], stdout=subprocess.PIPE, text=True,
+PRINTED = dict(TABLE.findall(subprocess.run([BUILD / "bin/caid-describe", "protocol"], stdout=subprocess.PIPE, text=True,
                                             check=True, timeout=60).stdout))
 if os.environ.get("CAID_GOLDEN") == "renew":
     DOC = TABLE.sub(lambda m: f"**`{m[1]}`**\n\n{PRINTED.get(m[1], m[2])}", DOC)
@@ -34,9 +34,9 @@ def calls(text, macro):
 
 def read_messages():
     """({record: [(field, type, presence)]}, {method: (kind, params, result)})"""
-    text = (ROOT / "proto/messages.def").read_text("utf-8")
+    text = "".join((ROOT / "proto" / name).read_text("utf-8") for name in ("answers.def", "messages.def"))
     text = re.sub(r"^#.*\n", "", text, flags=re.M)
-    records = {name: [] for (name,) in calls(text, "RECORD")}
+    records = {name: [] for name in re.findall(r"^(?:RECORD|ANSWER)\((\w+)", text, re.M)}
     lines = re.findall(r"^(FIELD|SECRET|NESTED)\((\w+), (\w+), (\w+)(?:, (REQ|OPT))?", text, re.M)
     for macro, record, second, third, *presence in lines:
         if macro != "NESTED":

@@ -49,7 +49,6 @@ def members(node, classes):
 RECORDS = {
     "arena_info": caid.ArenaInfo, "details": caid.Details, "device": caid.Device, "entry": caid.Entry,
     "flushed": caid.Flushed, "holder": caid.Holder, "memory": caid.MemoryInfo, "metric": caid.Metric,
-    "pool": caid.Pool,
     "status": caid.Status, "timeline_entry": caid.TimelineEntry, "user": caid.User,
 }  # fmt: skip
 

@@ -26,6 +26,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "caid/records.h"
+
 #define CAID_FOREVER UINT64_MAX
 #define CAID_NEVER   (UINT64_MAX - 1)
 
@@ -587,20 +589,6 @@ struct caid_user { /* what a uid is charged */
 int caid_users(struct caid_client *client,
                int (*fn)(const struct caid_user *user, void *userdata), void *userdata,
                struct caid_error *error);
-
-struct caid_pool {
-    const char *name;
-    uint32_t uid, gid;
-    uint32_t mode;        /* permission bits */
-    uint64_t quota, used; /* bytes of blocks; quota 0: none */
-    uint64_t names, arrays, blocks;
-    uint64_t allocated;      /* bytes that arrays take of them */
-    uint64_t pending;        /* bytes in the deallocation queues */
-    uint64_t reserve;        /* bytes of empty blocks */
-    uint64_t holes, largest; /* bytes free in blocks in use, and of the largest such hole */
-    uint64_t pinned;         /* bytes of blocks in host memory; not in the others */
-    bool legacy;             /* it may have arrays of that kind */
-};
 
 /* Like caid_list() for the pools that the caller may read. */
 int caid_pools(struct caid_client *client,

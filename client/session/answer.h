@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The records of answers.def as data: one descriptor for each, by which the library decodes them,
+ * and by which caidctl prints them and the Python extension converts them.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "caid/caid.h"
+
+#include "call.h"
+
+/* What a field is of: the units of messages.def, and what they are in a struct of the library's. */
+enum unit {
+    UNIT_END,  /* of a list of fields */
+    UNIT_TEXT, /* const char *, NULL where it is absent */
+    UNIT_NAME, /* the same, "" where there is none */
+    UNIT_UID,  /* uint32_t */
+    UNIT_GID,
+    UNIT_MODE,
+    UNIT_FLAG,  /* bool */
+    UNIT_COUNT, /* this and the rest: uint64_t */
+    UNIT_NUMBER,
+    UNIT_BYTES,
+    UNIT_QUOTA,
+    UNIT_NS,
+    N_UNITS,
+};
+
+struct answer_field {
+    enum unit unit;
+    uint16_t from, at; /* in struct msg_<r>, and in struct caid_<r> */
+    const char *name;
+};
+
+struct answer {
+    size_t from_size; /* of struct msg_<r> */
+    const struct answer_field *fields;
+};
+
+#define ANSWER(r, text) extern const struct answer answer_##r;
+#include "answers.def"
+
+union any_answer {
+#define ANSWER(r, text) struct caid_##r r;
+#include "answers.def"
+};
+
+/* The struct caid_<r> of a struct msg_<r> of a reply, with which its strings end. -EPROTO: a value
+ * that it cannot have; -ENOMEM. */
+int answer_fill(const struct answer *answer, const struct reply *reply, const void *from,
+                void *ret);

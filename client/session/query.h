@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lists of the daemon's, by their names: what caidctl and the Python extension ask for. */
+#pragma once
+
+#include "answer.h"
+
+struct query;
+
+/* The list of that name: "pools". NULL: there is none. */
+const struct query *query_find(const char *name);
+/* What its records are. */
+const struct answer *query_answer(const struct query *query);
+
+/* Calls fn for each record, as caid_list() does. options may be NULL; what the list has no use for
+ * is ignored. */
+int query_run(const struct query *query, struct caid_client *client,
+              const struct caid_list_options *options,
+              int (*fn)(const void *record, void *userdata), void *userdata,
+              struct caid_error *error);
