@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Fills: cuMemset, of one row. */
-
 #include <string.h>
 
 #include "peer.h"
