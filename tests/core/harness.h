@@ -190,25 +190,26 @@ struct harness {
     void *userdata;
     struct h_memory memory[512];
     size_t n_memory;
-    struct h_hold holds[H_BOOKS];
     size_t n_holds;
-    struct h_range ranges[H_BOOKS];
     size_t n_ranges;
-    struct h_content contents[H_BOOKS];
     size_t n_contents;
     struct journal journals[2], *journal; /* that counts */
     uint64_t journal_at;                  /* how far it was read */
-    struct h_saved saved[H_BOOKS];        /* recorded and not gone */
     size_t n_saved;
     struct h_page pages[H_PAGES];
     size_t n_pages;
     int page_error; /* of the next CORE_PAGE_NEW */
-    struct h_hold page_holds[H_BOOKS];
     size_t n_page_holds;
-    struct h_use uses[H_USES];
     size_t n_uses;
     uint32_t n_unchecked;             /* steps with many objects */
     uint64_t n_audits, n_audits_lost; /* CORE_AUDIT: those, and of them out of memory */
+
+    /* Of these only what is counted above is there: the rest is neither cleared nor copied. */
+    struct h_hold holds[H_BOOKS], page_holds[H_BOOKS];
+    struct h_range ranges[H_BOOKS];
+    struct h_content contents[H_BOOKS];
+    struct h_saved saved[H_BOOKS]; /* recorded and not gone */
+    struct h_use uses[H_USES];
 };
 
 struct core_counts {
@@ -233,6 +234,8 @@ bool core_is_behind(const struct core *core);
 
 /* Called with true before each call of the core and with false after it, where it is set. */
 extern void (*h_arm)(bool on);
+/* What is done now was done before, and is not checked again. */
+extern bool h_known;
 
 /* Without a tweak: one device of H_MEMORY (a second one where n_devices says so), 2 MiB
  * granularity, pools "shared" (uid 1, gid 10, 0640, quota 16 MiB) and "open" (uid 1, gid 10,

@@ -504,6 +504,8 @@ check_progress(struct model *m)
 static void
 check(struct model *m)
 {
+    if (h_known)
+        return;
     check_conns(m);
     check_watches(m);
     check_records(m);
@@ -530,7 +532,7 @@ tweak(struct core_config *config)
 static void
 begin(struct model *m, uint64_t seed, bool blind)
 {
-    memset(m, 0, sizeof(*m));
+    memset((char *)m + sizeof(m->h), 0, sizeof(*m) - sizeof(m->h)); /* h_init() does the rest */
     m->seed = seed;
     m->random = (seed + 1) * UINT64_C(0x9e3779b97f4a7c15);
     tweaking = m;

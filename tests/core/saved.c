@@ -463,6 +463,8 @@ check_journal(struct harness *h, const struct journal *journal)
 void
 saved_check(struct harness *h)
 {
+    if (h_known)
+        return;
     check_journal(h, h->journal);
     if (core_journal_is_renewed(h->core))
         check_journal(h, h->core->persist.next);
@@ -495,6 +497,18 @@ bury(struct harness *h)
     core_check_anew();
 }
 
+static void
+copy(struct harness *to, const struct harness *from)
+{
+    memcpy(to, from, offsetof(struct harness, holds));
+    memcpy(to->holds, from->holds, from->n_holds * sizeof(from->holds[0]));
+    memcpy(to->page_holds, from->page_holds, from->n_page_holds * sizeof(from->page_holds[0]));
+    memcpy(to->ranges, from->ranges, from->n_ranges * sizeof(from->ranges[0]));
+    memcpy(to->contents, from->contents, from->n_contents * sizeof(from->contents[0]));
+    memcpy(to->saved, from->saved, from->n_saved * sizeof(from->saved[0]));
+    memcpy(to->uses, from->uses, from->n_uses * sizeof(from->uses[0]));
+}
+
 void
 saved_restart(struct harness *h)
 {
@@ -502,7 +516,7 @@ saved_restart(struct harness *h)
     struct restore r;
 
     core_drop_journal(h->core);
-    old = *h;
+    copy(&old, h);
     old.journal = &old.journals[h->journal - h->journals];
     for (size_t i = 0; i < h->n_pages; i++) {
         h->pages[i].slots = aligned_alloc(TIMELINE_PAGE_BYTES, TIMELINE_PAGE_BYTES);
