@@ -223,7 +223,7 @@ main(int argc, char **argv)
     } else if (strcmp(what, "python") == 0) {
         printf("# SPDX-License-Identifier: Apache-2.0\n"
                "\"\"\"What the daemon tells, as named tuples.\"\"\"\n\n"
-               "from typing import NamedTuple\n\n__all__ = [");
+               "from typing import NamedTuple, Optional\n\n__all__ = [");
         print_all(print_python_names);
         printf("\n]\n");
         print_all(print_python);

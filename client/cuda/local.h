@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the Python package has of the CUDA driver beside what is shared: a client without a daemon,
- * events, host memory, pointers, streams. All of it is of this process, and no daemon is asked, but
- * for its metrics. No part of libcaid.so, and not installed: who needs it links the static library.
+ * events, host memory, pointers, streams. All of it is of this process, and no daemon is asked. No
+ * part of libcaid.so, and not installed: who needs it links the static library.
  * Results and errors as in caid.h.
  */
 #pragma once
@@ -24,18 +24,6 @@ int cuda_driver_open(struct caid_client **ret, const char *driver, struct caid_e
 /* Fails with CAID_ERR_FORKED in a child after fork() of the process that made the client; takes no
  * lock, and makes no system call. */
 int cuda_client_check(const struct caid_client *client, struct caid_error *error);
-
-/* ---- metrics ---- */
-
-struct cuda_metric { /* docs/PROTOCOL.md, metric; NULL, 0: absent */
-    const char *name, *kind, *outcome, *device, *pool;
-    uint64_t uid, le_ns, value;
-};
-
-/* All figures of the daemon's that the caller may see, as caid_users() gives users. */
-int cuda_metrics(struct caid_client *client,
-                 int (*fn)(const struct cuda_metric *metric, void *userdata), void *userdata,
-                 struct caid_error *error);
 
 /* ---- pointers ---- */
 

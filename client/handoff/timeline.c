@@ -13,7 +13,6 @@
 
 #include "lane.h"
 #include "session/client.h"
-#include "session/pager.h"
 
 struct caid_timeline {
     struct caid_client *client;
@@ -331,58 +330,4 @@ caid_timeline_value(struct caid_timeline *timeline, uint64_t *ret, struct caid_e
         return r;
     *ret = fence_reached(&fence);
     return state == FENCE_LOST ? fail_dead(timeline, error) : 0;
-}
-
-/* ---- the list ---- */
-
-PAGED_LIST(timelines, caid_timeline_entry);
-
-static bool
-entry_fill(struct caid_timeline_entry *ret, const struct msg_timeline_entry *m, char **text)
-{
-    if (!text_is_plain(m->pool) || !text_is_plain(m->name) || !text_is_plain(m->client) ||
-        m->uid > UINT32_MAX)
-        return false;
-    *ret = (struct caid_timeline_entry){
-        .pool = text_put(text, m->pool),
-        .name = text_put(text, m->name),
-        .client = text_put(text, m->client),
-        .pid = m->pid,
-        .uid = (uint32_t)m->uid,
-        .value = m->value,
-        .submitted = m->submitted,
-        .holders = m->holders,
-    };
-    return true;
-}
-
-static int
-timelines_give(struct pager *pager, uint32_t i)
-{
-    struct timelines *list = container_of(pager, struct timelines, pager);
-    const struct msg_timeline_entry *m = &list->result.timelines[i];
-    struct caid_timeline_entry entry;
-
-    if (!entry_fill(&entry, m, &pager->text) ||
-        !pager_go_on(pager, m->pool, m->name, 0, 0,
-                     list->params.all ? &list->params.pool : NULL, &list->params.after))
-        return pager_fail(pager, -EPROTO);
-    return list->fn(&entry, list->userdata);
-}
-
-int
-caid_timelines(struct caid_client *client, const struct caid_list_options *options,
-               int (*fn)(const struct caid_timeline_entry *entry, void *userdata),
-               void *userdata, struct caid_error *error)
-{
-    struct caid_list_options opts;
-
-    int r = pager_check(client, fn, options, &opts, error);
-    if (r < 0)
-        return r;
-    struct timelines timelines = {
-        PAGED(timelines, client, MSG_TIMELINES, timelines, fn, userdata),
-        .params = {.pool = msg_str_opt(opts.all ? NULL : opts.pool), .all = opts.all},
-    };
-    return pager_run(&timelines.pager, error);
 }

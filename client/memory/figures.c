@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Figures and what moves them: users, tickets, devices, the deallocation queues. Nothing is
+ * Figures and what moves them: tickets, devices, the deallocation queues. Nothing is
  * kept of them here.
  */
 #include <errno.h>
@@ -8,104 +8,8 @@
 #include "block.h"
 #include "session/client.h"
 #include "session/late.h"
-#include "session/pager.h"
-
-/* ---- users ---- */
-
-static bool
-user_fill(struct caid_user *ret, const struct msg_user *m)
-{
-    if (m->uid > UINT32_MAX)
-        return false;
-    *ret = (struct caid_user){
-        .uid = (uint32_t)m->uid,
-        .connections = m->connections,
-        .arrays = m->arrays,
-        .names = m->names,
-        .leases = m->leases,
-        .watches = m->watches,
-        .jobs = m->jobs,
-        .bytes = m->bytes,
-        .pinned = m->pinned,
-        .host = m->host,
-        .pending = m->pending,
-        .deferred = m->deferred,
-        .brackets = m->brackets,
-        .pages = m->pages,
-        .fds = m->fds,
-        .time_ns = m->time_ns,
-    };
-    return true;
-}
-
-PAGED_LIST(users, caid_user);
-
-static int
-users_give(struct pager *pager, uint32_t i)
-{
-    struct users *users = container_of(pager, struct users, pager);
-    struct caid_user user;
-
-    if (!user_fill(&user, &users->result.users[i]) || user.uid < users->params.from)
-        return pager_fail(pager, -EPROTO);
-    users->params.from = (uint64_t)user.uid + 1;
-    return users->fn(&user, users->userdata);
-}
-
-int
-caid_users(struct caid_client *client, int (*fn)(const struct caid_user *user, void *userdata),
-           void *userdata, struct caid_error *error)
-{
-    int r = client_check_given(client, fn, "fn", error);
-    if (r < 0)
-        return r;
-    struct users users = {PAGED(users, client, MSG_USERS, users, fn, userdata)};
-    return pager_run(&users.pager, error);
-}
 
 /* ---- tickets ---- */
-
-PAGED_LIST(tickets, caid_ticket);
-
-static int
-tickets_give(struct pager *pager, uint32_t i)
-{
-    struct tickets *tickets = container_of(pager, struct tickets, pager);
-    const struct msg_ticket *m = &tickets->result.tickets[i];
-    struct msg_tickets_params *at = &tickets->params;
-
-    if (m->uid > UINT32_MAX || m->uid < at->uid ||
-        (m->uid == at->uid && m->number <= at->number) || !text_is_plain(m->pool) ||
-        !text_is_plain(m->name))
-        return pager_fail(pager, -EPROTO);
-    *at = (struct msg_tickets_params){.uid = m->uid, .number = m->number};
-    const struct caid_ticket ticket = {
-        .uid = (uint32_t)m->uid,
-        .pid = m->pid,
-        .pool = text_put(&pager->text, m->pool),
-        .name = text_put(&pager->text, m->name),
-        .array = m->array,
-        .nbytes = m->nbytes,
-        .readonly = m->readonly,
-        .many = m->many,
-        .gone = m->gone,
-        .age_ns = m->age_ns,
-        .ttl_ns = m->ttl_ns,
-    };
-    return tickets->fn(&ticket, tickets->userdata);
-}
-
-int
-caid_tickets(struct caid_client *client,
-             int (*fn)(const struct caid_ticket *ticket, void *userdata), void *userdata,
-             struct caid_error *error)
-{
-    int r = client_check_given(client, fn, "fn", error);
-    if (r < 0)
-        return r;
-    struct tickets tickets = {PAGED(tickets, client, MSG_TICKETS, tickets, fn, userdata)};
-    return pager_run(&tickets.pager, error);
-}
 
 int
 caid_withdraw(struct caid_client *client, const struct caid_withdraw_options *options,

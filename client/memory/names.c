@@ -169,50 +169,6 @@ caid_set_list(struct caid_array *set, int (*fn)(const struct caid_entry *entry, 
     return pager_run(&list.pager, error);
 }
 
-/* ---- lost ---- */
-
-PAGED_LIST(lost, caid_lost_name);
-
-static int
-lost_give(struct pager *pager, uint32_t i)
-{
-    struct lost *list = container_of(pager, struct lost, pager);
-    const struct msg_lost_name *m = &list->result.names[i];
-
-    if (!text_is_plain(m->pool) || !text_is_plain(m->name) || !text_is_plain(m->why) ||
-        m->uid > UINT32_MAX ||
-        !pager_go_on(pager, m->pool, m->name, 0, 0,
-                     list->params.all ? &list->params.pool : NULL, &list->params.after))
-        return pager_fail(pager, -EPROTO);
-    const struct caid_lost_name lost = {
-        .pool = text_put(&pager->text, m->pool),
-        .name = text_put(&pager->text, m->name),
-        .why = text_put(&pager->text, m->why),
-        .generation = m->generation,
-        .uid = (uint32_t)m->uid,
-    };
-    return list->fn(&lost, list->userdata);
-}
-
-int
-caid_list_lost(struct caid_client *client, const struct caid_list_options *options,
-               int (*fn)(const struct caid_lost_name *lost, void *userdata), void *userdata,
-               struct caid_error *error)
-{
-    struct caid_list_options opts;
-
-    int r = pager_check(client, fn, options, &opts, error);
-    if (r < 0)
-        return r;
-    struct lost lost = {
-        PAGED(lost, client, MSG_LOST, names, fn, userdata),
-        .params = {.pool = msg_str_opt(opts.all ? NULL : opts.pool),
-                   .all = opts.all,
-                   .prefix = msg_str_opt(opts.prefix)},
-    };
-    return pager_run(&lost.pager, error);
-}
-
 /* ---- show ---- */
 
 static bool

@@ -186,8 +186,9 @@ listing_begin(const struct listing *listing, const char *key)
 }
 
 int
-listing_add(const struct listing *listing, const void *from)
+listing_add(const void *from, void *userdata)
 {
+    const struct listing *listing = userdata;
     struct json *out = &listing->ctl->out;
 
     if (!listing->ctl->json) {

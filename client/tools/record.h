@@ -62,13 +62,7 @@ struct listing {
 
 /* Sets up the table and opens the list. */
 void listing_begin(const struct listing *listing, const char *key);
-/* An element of the list, or a row. Returns 0, as callbacks do. */
-int listing_add(const struct listing *listing, const void *from);
-/* NAME_row(), which is that for a callback that gives struct caid_NAME. */
-#define LISTING_ROW(name)                                                \
-    static int name##_row(const struct caid_##name *from, void *listing) \
-    {                                                                    \
-        return listing_add(listing, from);                               \
-    }
+/* An element of the list, or a row: a callback. */
+int listing_add(const void *from, void *listing);
 /* Closes the list, unless the call for it has failed (r < 0). Returns the exit status. */
 int listing_end(const struct listing *listing, int r, const char *what);

@@ -20,6 +20,31 @@ report_end(struct ctl *ctl, int status, const struct table *table)
     return CTL_OK;
 }
 
+struct caid_list_options
+report_options(const struct ctl *ctl)
+{
+    return (struct caid_list_options){
+        .struct_size = sizeof(struct caid_list_options),
+        .pool = ctl->pool,
+        .prefix = ctl->prefix,
+        .all = ctl->all,
+    };
+}
+
+int
+report_query(struct ctl *ctl, const char *query, const char *headings, struct table *ret)
+{
+    const struct fields fields = record_fields(query_answer(query_find(query)), NULL, headings);
+    const struct caid_list_options options = report_options(ctl);
+    struct listing listing = {ctl, fields.v, 0, ret};
+
+    listing_begin(&listing, query);
+    return listing_end(&listing,
+                       query_run(query_find(query), ctl->client, &options, listing_add,
+                                 &listing, &ctl->error),
+                       query);
+}
+
 /* ---- devices ---- */
 
 struct device_row {
@@ -57,14 +82,14 @@ report_devices(struct ctl *ctl, const char *key, int32_t device, struct table *r
     const struct caid_device *devices;
     int32_t n = caid_client_devices(ctl->client, &devices);
     int32_t first = device < 0 ? 0 : device, end = device < 0 ? n : device + 1;
-    const struct listing listing = {ctl, device_fields, 0, ret};
+    struct listing listing = {ctl, device_fields, 0, ret};
 
     listing_begin(&listing, key);
     for (int32_t i = first; i < end; i++) {
         struct device_row row = {i, devices[i].uuid, devices[i].name, CAID_INIT(row.m)};
         if (caid_memory_info(ctl->client, i, &row.m, &ctl->error) < 0)
             return ctl_failed(ctl, row.uuid);
-        listing_add(&listing, &row);
+        listing_add(&row, &listing);
     }
     return listing_end(&listing, 0, key);
 }
@@ -98,7 +123,7 @@ pool_row(const void *record, void *listing)
 {
     const struct caid_pool *p = record;
     const struct pool_row row = {*p, report_fragmentation(p)};
-    return listing_add(listing, &row);
+    return listing_add(&row, listing);
 }
 
 void
@@ -126,36 +151,14 @@ report_pools(struct ctl *ctl, const char *key, enum report_pools form, struct ta
 
 /* ---- users ---- */
 
-static const struct field user_fields[] = {
-    FIELD(UID, caid_user, uid, "uid", "USER"),
-    FIELD(BYTES, caid_user, bytes, "bytes", "DEVICE"),
-    FIELD(BYTES, caid_user, pinned, "pinned", "PINNED"),
-    FIELD(BYTES, caid_user, host, "host", "HOST"),
-    FIELD(COUNT, caid_user, arrays, "arrays", "ARRAYS"),
-    FIELD(COUNT, caid_user, names, "names", "NAMES"),
-    FIELD(COUNT, caid_user, leases, "leases", "LEASES"),
-    FIELD(COUNT, caid_user, brackets, "brackets", "BRACKETS"),
-    FIELD(COUNT, caid_user, pages, "pages", "PAGES"),
-    FIELD(COUNT, caid_user, fds, "fds", "FDS"),
-    FIELD(COUNT, caid_user, watches, "watches", "WATCHES"),
-    FIELD(COUNT, caid_user, connections, "connections", "CLIENTS"),
-    FIELD(COUNT, caid_user, jobs, "jobs", "CALLS"),
-    FIELD(COUNT, caid_user, pending, "pending", "PENDING"),
-    FIELD(COUNT, caid_user, deferred, "deferred", "DEFERRED"),
-    FIELD(NS, caid_user, time_ns, "time_ns", "TIME"),
-    {0},
-};
-
-LISTING_ROW(user)
-
 int
-report_users(struct ctl *ctl, const char *key, struct table *ret)
+report_users(struct ctl *ctl, struct table *ret)
 {
-    struct listing listing = {ctl, user_fields, 0, ret};
-
-    listing_begin(&listing, key);
-    return listing_end(&listing, caid_users(ctl->client, user_row, &listing, &ctl->error),
-                       "users");
+    return report_query(
+        ctl, "users",
+        "uid=USER bytes=DEVICE pinned host arrays names leases brackets pages fds "
+        "watches connections=CLIENTS jobs=CALLS pending deferred time_ns=TIME *",
+        ret);
 }
 
 /* ---- arrays ---- */
@@ -248,17 +251,14 @@ entry_row(const struct caid_entry *e, void *userdata)
 }
 
 int
-report_entries(struct ctl *ctl, const char *key, const char *prefix, struct table *ret)
+report_entries(struct ctl *ctl, const char *key, struct table *ret)
 {
     enum entries_form form = ctl->long_ ? ENTRIES_LONG
                              : ctl->all ? ENTRIES_OF_ALL
                                         : ENTRIES_OF_ONE;
     struct listing listing = {ctl, entry_fields, form, ret};
-    struct caid_list_options options = CAID_INIT(options);
+    const struct caid_list_options options = report_options(ctl);
 
-    options.pool = ctl->pool;
-    options.all = ctl->all;
-    options.prefix = prefix;
     listing_begin(&listing, key);
     return listing_end(&listing,
                        caid_list(ctl->client, &options, entry_row, &listing, &ctl->error),

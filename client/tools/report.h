@@ -9,6 +9,9 @@
 #include "ctl.h"
 #include "record.h"
 
+/* A list of the daemon's by its name, as the command line says: record_fields(). */
+int report_query(struct ctl *ctl, const char *query, const char *headings, struct table *ret);
+
 /* Memory by device; device -1: all. */
 int report_devices(struct ctl *ctl, const char *key, int32_t device, struct table *ret);
 
@@ -21,10 +24,10 @@ enum report_pools {
 int report_pools(struct ctl *ctl, const char *key, enum report_pools form, struct table *ret);
 
 /* What users are charged. */
-int report_users(struct ctl *ctl, const char *key, struct table *ret);
+int report_users(struct ctl *ctl, struct table *ret);
 
-/* Named arrays of the pool, or pools, that the command line says; prefix NULL: all. */
-int report_entries(struct ctl *ctl, const char *key, const char *prefix, struct table *ret);
+/* Named arrays that the command line says. */
+int report_entries(struct ctl *ctl, const char *key, struct table *ret);
 
 /* Arrays without a name and the processes that keep them; pool NULL: of all that may be read. */
 int report_unnamed(struct ctl *ctl, const char *key, const char *pool, struct table *ret);
@@ -37,6 +40,9 @@ int report_ranges(struct ctl *ctl, const char *key, const struct caid_list_optio
 int report_end(struct ctl *ctl, int status, const struct table *table);
 
 /* ---- pieces ---- */
+
+/* What the command line says of a list. */
+struct caid_list_options report_options(const struct ctl *ctl);
 
 /* An array that is on a device which the daemon did not name in HELLO has none here: NULL. */
 const char *report_uuid(const struct ctl *ctl, int32_t device);

@@ -9,41 +9,18 @@
 
 /* ---- list ---- */
 
-static const struct field lost_fields[] = {
-    FIELD(TEXT, caid_lost_name, pool, "pool", "POOL"),
-    FIELD(TEXT, caid_lost_name, name, "name", "NAME"),
-    FIELD(COUNT, caid_lost_name, generation, "generation", "GENERATION"),
-    FIELD(UID, caid_lost_name, uid, "uid", "USER"),
-    FIELD(TEXT, caid_lost_name, why, "why", "WHY"),
-    {0},
-};
-
-LISTING_ROW(lost_name)
-
-static int
-list_lost(struct ctl *ctl, const char *prefix, struct table *ret)
-{
-    struct listing listing = {ctl, lost_fields, 0, ret};
-    struct caid_list_options options = CAID_INIT(options);
-
-    options.pool = ctl->pool;
-    options.all = ctl->all;
-    options.prefix = prefix;
-    listing_begin(&listing, "lost");
-    int r = caid_list_lost(ctl->client, &options, lost_name_row, &listing, &ctl->error);
-    return listing_end(&listing, r, "list");
-}
-
 int
 verb_list(struct ctl *ctl, int argc, char **argv)
 {
     _cleanup_table_ struct table table = {0};
-    const char *prefix = argc > 0 ? argv[0] : NULL;
 
+    ctl->prefix = argc > 0 ? argv[0] : NULL;
     json_object(&ctl->out, NULL);
-    if (ctl->lost)
-        return report_end(ctl, list_lost(ctl, prefix, &table), &table);
-    return report_end(ctl, report_entries(ctl, "arrays", prefix, &table), &table);
+    return report_end(ctl,
+                      ctl->lost ? report_query(ctl, "lost",
+                                               "pool name generation uid=USER why *", &table)
+                                : report_entries(ctl, "arrays", &table),
+                      &table);
 }
 
 /* ---- pools ---- */
@@ -65,38 +42,22 @@ verb_users(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
     _cleanup_table_ struct table table = {0};
 
     json_object(&ctl->out, NULL);
-    return report_end(ctl, report_users(ctl, "users", &table), &table);
+    return report_end(ctl, report_users(ctl, &table), &table);
 }
 
 /* ---- timelines ---- */
-
-static const struct field timeline_fields[] = {
-    FIELD(TEXT, caid_timeline_entry, pool, "pool", "POOL"),
-    FIELD(TEXT, caid_timeline_entry, name, "name", "NAME"),
-    FIELD(COUNT, caid_timeline_entry, value, "value", "VALUE"),
-    FIELD(COUNT, caid_timeline_entry, submitted, "submitted", "SUBMITTED"),
-    FIELD(COUNT, caid_timeline_entry, holders, "holders", "OPEN"),
-    FIELD(COUNT, caid_timeline_entry, pid, "pid", "PID"),
-    FIELD(UID, caid_timeline_entry, uid, "uid", "USER"),
-    FIELD(TEXT, caid_timeline_entry, client, "client", "CLIENT"),
-    {0},
-};
-
-LISTING_ROW(timeline_entry)
 
 int
 verb_timelines(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 {
     _cleanup_table_ struct table table = {0};
-    struct listing listing = {ctl, timeline_fields, 0, &table};
-    struct caid_list_options options = CAID_INIT(options);
 
-    options.pool = ctl->pool;
-    options.all = ctl->all;
     json_object(&ctl->out, NULL);
-    listing_begin(&listing, "timelines");
-    int r = caid_timelines(ctl->client, &options, timeline_entry_row, &listing, &ctl->error);
-    return report_end(ctl, listing_end(&listing, r, "timelines"), &table);
+    return report_end(
+        ctl,
+        report_query(ctl, "timelines",
+                     "pool name value submitted holders=OPEN pid uid=USER client *", &table),
+        &table);
 }
 
 /* ---- unlink ---- */

@@ -222,7 +222,7 @@ overview_fill(struct ctl *ctl, struct overview *o)
     if (status == CTL_OK)
         status = report_pools(ctl, "pools", POOLS_BY_MEMORY, &o->pools);
     if (status == CTL_OK)
-        status = report_users(ctl, "users", &o->users);
+        status = report_users(ctl, &o->users);
     if (status == CTL_OK)
         status = report_unnamed(ctl, "unnamed", NULL, &o->unnamed);
     return status;

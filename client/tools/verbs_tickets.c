@@ -5,33 +5,20 @@
 
 #include "report.h"
 
-static const struct field ticket_fields[] = {
-    FIELD(COUNT, caid_ticket, pid, "pid", "PID"),
-    FIELD(UID, caid_ticket, uid, "uid", "USER"),
-    FIELD(FLAG, caid_ticket, gone, "gone", "GONE"),
-    FIELD(NS, caid_ticket, age_ns, "age_ns", "AGE"),
-    FIELD(NS, caid_ticket, ttl_ns, "ttl_ns", "LEFT"),
-    FIELD(FLAG, caid_ticket, many, "many", "MANY"),
-    FIELD(TEXT, caid_ticket, pool, "pool", "POOL"),
-    FIELD(NAME, caid_ticket, name, "name", "LAST_NAME"),
-    FIELD(COUNT, caid_ticket, array, "array", NULL),
-    FIELD(FLAG, caid_ticket, readonly, "readonly", NULL),
-    FIELD(BYTES, caid_ticket, nbytes, "nbytes", "SIZE"),
-    {0},
-};
-
-LISTING_ROW(ticket)
-
 int
 show_tickets(struct ctl *ctl)
 {
     _cleanup_table_ struct table table = {0};
-    struct listing listing = {ctl, ticket_fields, 0, &table};
 
     json_object(&ctl->out, NULL);
-    listing_begin(&listing, "tickets");
-    int r = caid_tickets(ctl->client, ticket_row, &listing, &ctl->error);
-    return report_end(ctl, listing_end(&listing, r, "tickets"), &table);
+    return report_end(
+        ctl,
+        report_query(
+            ctl, "tickets",
+            "number= array= readonly= pid uid=USER gone age_ns=AGE ttl_ns=LEFT many pool "
+            "name=LAST_NAME nbytes=SIZE *",
+            &table),
+        &table);
 }
 
 int

@@ -5,10 +5,10 @@
 #include "lost.h"
 #include "request.h"
 
-static struct msg_lost_name
+static struct msg_lost
 lost_record(const struct lost *lost)
 {
-    return (struct msg_lost_name){
+    return (struct msg_lost){
         .pool = MSG_STR(lost->pool->name),
         .name = {lost->name, lost->n_name},
         .generation = lost->generation,
@@ -26,10 +26,10 @@ lost_pool(const struct core *core UNUSED, struct pager *pager, struct pool *pool
     const struct lost *lost = lost_find_next(pool, after, p->prefix);
 
     for (; lost; lost = RB_NEXT(losts, &pool->losts, (struct lost *)(uintptr_t)lost)) {
-        struct msg_lost_name record = lost_record(lost);
+        struct msg_lost record = lost_record(lost);
         if (lost->n_name < p->prefix.n ||
             (p->prefix.n && memcmp(lost->name, p->prefix.p, p->prefix.n) != 0) ||
-            !pager_add(pager, &record, msg_lost_name_size(&record)))
+            !pager_add(pager, &record, msg_lost_size(&record)))
             return;
     }
 }
@@ -37,7 +37,7 @@ lost_pool(const struct core *core UNUSED, struct pager *pager, struct pool *pool
 HANDLER(on_lost)
 {
     const struct msg_lost_params *p = params;
-    _cleanup_free_ struct msg_lost_name *names = calloc(PAGE_MAX, sizeof(*names));
+    _cleanup_free_ struct msg_lost *names = calloc(PAGE_MAX, sizeof(*names));
     struct pager pager = PAGER(core, names, PAGE_MAX);
 
     if (!names)

@@ -134,18 +134,6 @@ COLLECT(entry);
 LIST_METHOD(list, entry, caid_list, PY_POOL(options.pool), PY_POOL(options.prefix),
             PY_ARG(options.all))
 
-#define F(field) PY_FIELD(struct caid_lost_name, field)
-
-static const struct py_field lost_name_fields[] = {F(pool), F(name), F(generation),
-                                                   F(uid),  F(why),  {0}};
-
-#undef F
-
-COLLECT(lost_name);
-
-LIST_METHOD(lost, lost_name, caid_list_lost, PY_POOL(options.pool), PY_POOL(options.prefix),
-            PY_ARG(options.all))
-
 PyObject *
 py_client_set_list(PyObject *op, PyObject *arg)
 {
@@ -238,21 +226,6 @@ py_client_show(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 
 LIST_METHOD(unnamed, details, caid_unnamed, PY_POOL(options.pool), PY_ARG(options.all))
 
-/* ---- timelines ---- */
-
-#define F(field) PY_FIELD(struct caid_timeline_entry, field)
-
-static const struct py_field timeline_entry_fields[] = {
-    F(pool), F(name), F(client), F(pid), F(uid), F(value), F(submitted), F(holders), {0},
-};
-
-#undef F
-
-COLLECT(timeline_entry);
-
-LIST_METHOD(timelines, timeline_entry, caid_timelines, PY_POOL(options.pool),
-            PY_ARG(options.all))
-
 /* ---- any ---- */
 
 PyObject *
@@ -273,38 +246,4 @@ py_client_query(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     }
     return LIST_BY(self, query_run(query, c, &options, collect, &collector, &error),
                    .answer = query_answer(query));
-}
-
-/* ---- users ---- */
-
-#define F(field) PY_FIELD(struct caid_user, field)
-
-static const struct py_field user_fields[] = {
-    F(uid),      F(connections), F(arrays), F(names),   F(leases),  F(watches),
-    F(jobs),     F(bytes),       F(pinned), F(host),    F(pending), F(deferred),
-    F(brackets), F(pages),       F(fds),    F(time_ns), {0},
-};
-
-COLLECT(user);
-
-PyObject *
-py_client_users(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    return LIST_OF(py_client(op), user_fields, caid_users(c, collect_user, &collector, &error));
-}
-
-#undef F
-#define F(field) PY_FIELD(struct cuda_metric, field)
-
-static const struct py_field metric_fields[] = {
-    F(name), F(value), F(kind), F(outcome), F(device), F(pool), F(uid), F(le_ns), {0},
-};
-
-COLLECT_OF(metric, cuda_metric);
-
-PyObject *
-py_client_metrics(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    return LIST_OF(py_client(op), metric_fields,
-                   cuda_metrics(c, collect_metric, &collector, &error));
 }

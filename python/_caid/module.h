@@ -317,18 +317,14 @@ bool py_client_is_live(const struct client_object *self);
     FAST(event_new, "Creates a CUDA event: an Event.")                                        \
     FAST(event_open, "Of another process: an Event.")                                         \
     FAST(timeline, "To signal, or to wait for: a Timeline.")                                  \
-    FAST(timelines, "Named timelines: a list of tuples.")                                     \
     FAST(begin, "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket.") \
     FAST(arena_new, "Makes an allocator: an Arena.")                                          \
     METHOD(find_device, METH_O, "Index of the device that CUDA calls so here.")               \
     FAST(list, "Names: a list of tuples.")                                                    \
-    FAST(lost, "Names whose arrays are lost: a list of tuples.")                              \
     METHOD(set_list, METH_O, "Keys of a set: a list of tuples.")                              \
     FAST(show, "What is known of a name: a list of one tuple.")                               \
     FAST(unnamed, "Arrays without a name: a list of tuples.")                                 \
-    METHOD(users, METH_NOARGS, "What uids are charged: a list of tuples.")                    \
     FAST(query, "A list of the daemon's, by its name: tuples of caid/_answers.py's fields.")  \
-    METHOD(metrics, METH_NOARGS, "The daemon's figures: a list of tuples.")                   \
     METHOD(memory_info, METH_O, "Memory of a device: a tuple.")                               \
     METHOD(flush, METH_O, "Frees what waits: (entries, blocks, bytes).")                      \
     METHOD(defer_begin, METH_NOARGS, "Holds back what waits to be freed.")                    \

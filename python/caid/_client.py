@@ -886,7 +886,7 @@ class Client(_queries.Queries, Closing):
 
     def timelines(self, *, pool: str | None = None, all: bool = False) -> List[TimelineEntry]:
         """Timelines that have a name: list of TimelineEntry. Parameters as for list()."""
-        return [TimelineEntry._make(entry) for entry in self._timelines(pool, all)]
+        return self._records(TimelineEntry, "timelines", pool, None, all)
 
     # --- arrays of other libraries ----------------------------------------------------------
 

@@ -20,6 +20,7 @@ from ._records import (
     Metric,
     Pool,
     Status,
+    Ticket,
     User,
 )
 
@@ -101,7 +102,7 @@ class Queries(_caid.Client):
         -------
         list of Lost
         """
-        return [Lost._make(lost) for lost in self._lost(pool, prefix, all)]
+        return self._records(Lost, "lost", pool, prefix, all)
 
     def exists(self, name: str, *, pool: str | None = None) -> bool:
         """Whether an array has the name, which can be another one, or none, a moment later: rather
@@ -145,13 +146,18 @@ class Queries(_caid.Client):
     def users(self) -> List[User]:
         """What the caller's uid is charged; for root and the daemon's own uid, every uid: list of
         User."""
-        return [User._make(user) for user in self._users()]
+        return self._records(User, "users")
+
+    def tickets(self) -> List[Ticket]:
+        """What was sent and nobody has taken, by the caller's uid; for root and the daemon's own uid, by
+        all: list of Ticket. withdraw() ends it."""
+        return self._records(Ticket, "tickets")
 
     def metrics(self) -> List[Metric]:
         """What the daemon has counted since its start, and what there is: of all users together, of
         those that users() gives, and of the pools that pools() gives. docs/PROTOCOL.md has the
         names: list of Metric."""
-        return [Metric._make(metric) for metric in self._metrics()]
+        return self._records(Metric, "metrics")
 
     # --- memory -----------------------------------------------------------------------------
 

@@ -16,13 +16,9 @@ __all__ = [
     "Flushed",
     "Holder",
     "IpcHandle",
-    "Lost",
     "MemoryInfo",
-    "Metric",
     "PointerInfo",
     "Status",
-    "TimelineEntry",
-    "User",
     *_answers.__all__,
 ]
 
@@ -123,29 +119,6 @@ class Change(NamedTuple):
     generation: int  #: of the array that has the name now; 0: none has
 
 
-class Metric(NamedTuple):
-    """A figure of the daemon's."""
-
-    name: str  #: one that ends in ``_total`` only grows, until the daemon ends
-    value: int
-    kind: Optional[str]  #: the method, limit or resource, or the kind of memory
-    outcome: Optional[str]  #: of requests: "OK", or the code of an error
-    device: Optional[str]  #: UUID
-    pool: Optional[str]
-    uid: int  #: whose it is, where the name begins with ``user_``
-    le_ns: int  #: of "turns": those counted took no longer, but longer than those before; 0: longer than all
-
-
-class Lost(NamedTuple):
-    """A name whose array did not come back from an earlier daemon."""
-
-    pool: str
-    name: str
-    generation: int  #: that it had
-    uid: int  #: who had created the array
-    why: str  #: for people
-
-
 class Device(NamedTuple):
     """One of the daemon's devices; its place in ``Client.devices`` is its index."""
 
@@ -201,27 +174,6 @@ class Status(NamedTuple):
     set_max: int  #: arrays that a set may have
 
 
-class User(NamedTuple):
-    """What a uid is charged."""
-
-    uid: int
-    connections: int
-    arrays: int
-    names: int
-    leases: int
-    watches: int
-    jobs: int  #: driver calls under way
-    bytes: int  #: of device memory, of the arrays that it created
-    pinned: int  #: the same of page-locked host memory
-    host: int  #: of the daemon's own memory
-    pending: int  #: entries of the deallocation queues
-    deferred: int  #: connections that hold these back: defer_cleanup()
-    brackets: int  #: arrays in them, and fences of those that have ended
-    pages: int  #: of timelines
-    fds: int  #: the daemon's: of connections, and blocks that were made for it
-    time_ns: int  #: of the daemon's loop, since the uid has something there
-
-
 class Entry(NamedTuple):
     """A name."""
 
@@ -258,19 +210,6 @@ class Holder(NamedTuple):
     reading: int  #: brackets that it has open on the array
     writing: int  #: the same
     waiting: int  #: brackets of its that wait
-
-
-class TimelineEntry(NamedTuple):
-    """A timeline that has a name."""
-
-    pool: str
-    name: str
-    client: Optional[str]  #: the name that its creator gave itself
-    pid: int  #: of its creator
-    uid: int
-    value: int  #: that has been reached
-    submitted: int  #: that is on its way
-    holders: int  #: others that have it open
 
 
 class Details(NamedTuple):

@@ -24,7 +24,7 @@ VERBS = ["status", "list", "list --all --long", "list --lost", "show", "show a",
 NO_TABLE = {"map", "ping", "version", "flush", "withdraw --gone", "unlink b", "drain --undo", "drain --force"}
 
 # What tells the records: their methods of Client.
-METHODS = ["devices", "flush", "list", "lost", "memory_info", "metrics", "pools", "show", "status", "timelines",
+METHODS = ["devices", "flush", "list", "lost", "memory_info", "metrics", "pools", "show", "status", "tickets", "timelines",
            "unnamed", "users"]
 
 

@@ -48,8 +48,7 @@ def members(node, classes):
 
 RECORDS = {
     "arena_info": caid.ArenaInfo, "details": caid.Details, "device": caid.Device, "entry": caid.Entry,
-    "flushed": caid.Flushed, "holder": caid.Holder, "memory": caid.MemoryInfo, "metric": caid.Metric,
-    "status": caid.Status, "timeline_entry": caid.TimelineEntry, "user": caid.User,
+    "flushed": caid.Flushed, "holder": caid.Holder, "memory": caid.MemoryInfo, "status": caid.Status,
 }  # fmt: skip
 
 

@@ -101,6 +101,8 @@ def test_its_sender_withdraws_what_nobody_has_taken(client, here, other):
         refused(messages[1], caid.NotFoundError, NOT_TAKEN)
         pickle.loads(kept).close()
         reference.open(other).close()
+        (ticket,) = other.tickets()
+        assert (ticket.pid, ticket.gone, ticket.nbytes) == (os.getpid(), False, a.nbytes)
         assert other.withdraw(pid=os.getpid()) == 1  # whatever made it
         with pytest.raises(caid.NotFoundError):
             reference.open(other)

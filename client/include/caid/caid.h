@@ -542,48 +542,16 @@ int caid_ranges(struct caid_client *client, const struct caid_list_options *opti
                 int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
                 struct caid_error *error);
 
-struct caid_ticket { /* that nobody has taken: caid_array_send() */
-    uint32_t uid;    /* whose it is, and of the process that has sent it: */
-    uint64_t pid;
-    const char *pool, *name; /* of the array; "": it never had one */
-    uint64_t array, nbytes;
-    bool readonly;
-    bool many; /* caid_array_refer()'s */
-    bool gone; /* its sender has hung up */
-    uint64_t age_ns;
-    uint64_t ttl_ns; /* until it runs out; 0: it does not by itself */
-};
-
 /* Like caid_list(): those of the caller's uid, or all of them for root and the daemon's own. */
 int caid_tickets(struct caid_client *client,
                  int (*fn)(const struct caid_ticket *ticket, void *userdata), void *userdata,
                  struct caid_error *error);
 
-struct caid_lost_name {
-    const char *pool, *name, *why;
-    uint64_t generation; /* that it had */
-    uint32_t uid;        /* who had created the array */
-};
-
 /* Like caid_list() for the names whose arrays did not come back from an earlier daemon, until they
  * are unlinked or given to arrays anew: opening one is CAID_ERR_LOST. */
 int caid_list_lost(struct caid_client *client, const struct caid_list_options *options,
-                   int (*fn)(const struct caid_lost_name *lost, void *userdata), void *userdata,
+                   int (*fn)(const struct caid_lost *lost, void *userdata), void *userdata,
                    struct caid_error *error);
-
-struct caid_user { /* what a uid is charged */
-    uint32_t uid;
-    uint64_t connections, arrays, names, leases, watches, jobs;
-    uint64_t bytes,
-        pinned;        /* of device memory, of host memory, of the arrays that it created */
-    uint64_t host;     /* of the daemon's own memory */
-    uint64_t pending;  /* entries of the deallocation queues */
-    uint64_t deferred; /* connections that hold them back: caid_defer_begin() */
-    uint64_t brackets; /* arrays in them, and fences of those that have ended */
-    uint64_t pages;    /* of timelines */
-    uint64_t fds;      /* the daemon's: of connections, and blocks that were made for it */
-    uint64_t time_ns;  /* of the daemon's loop, since the uid has something there */
-};
 
 /* Like caid_list(): the caller's uid, or all of them for root and the daemon's own uid. */
 int caid_users(struct caid_client *client,
@@ -594,6 +562,12 @@ int caid_users(struct caid_client *client,
 int caid_pools(struct caid_client *client,
                int (*fn)(const struct caid_pool *pool, void *userdata), void *userdata,
                struct caid_error *error);
+
+/* Like caid_list(): what has been counted since the daemon's start, and what there is, of all users
+ * together, of those of caid_users(), and of the pools of caid_pools(). */
+int caid_metrics(struct caid_client *client,
+                 int (*fn)(const struct caid_metric *metric, void *userdata), void *userdata,
+                 struct caid_error *error);
 
 struct caid_memory_info {
     size_t struct_size;

@@ -142,16 +142,6 @@ int caid_timeline_wait(struct caid_timeline *timeline, uint64_t stream, uint64_t
 int caid_timeline_value(struct caid_timeline *timeline, uint64_t *ret,
                         struct caid_error *error);
 
-struct caid_timeline_entry {
-    const char *pool, *name;
-    const char *client; /* the name that its creator gave itself, or NULL */
-    uint64_t pid;
-    uint32_t uid;
-    uint64_t value;     /* reached */
-    uint64_t submitted; /* on its way */
-    uint64_t holders;   /* others that have it open */
-};
-
 /* Like caid_list(); prefix is ignored. */
 int caid_timelines(struct caid_client *client, const struct caid_list_options *options,
                    int (*fn)(const struct caid_timeline_entry *entry, void *userdata),
