@@ -11,7 +11,7 @@ import pytest
 from conftest import softcuda, wait_until
 from numba_suite import PYTHON
 
-N_KILLS = int(os.environ.get("CAID_STRESS_KILLS", "10"))
+N_KILLS = int(os.environ.get("CAID_STRESS_KILLS", "3"))
 
 
 def interpreter(*modules):

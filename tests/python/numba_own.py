@@ -3,11 +3,10 @@
 file as a pytest plugin.
 
 The manager is set by NUMBA_CUDA_MEMORY_MANAGER ("environment") or by cuda.set_memory_manager()
-("injected": Numba's tests do not know of it); "default" sets none. The daemon is the caller's, who
+("injected": Numba's tests do not know of it). The daemon is the caller's, who
 names it, and the driver, in `env`.
 """
 
-import contextlib
 import ctypes
 import importlib
 import json
@@ -21,7 +20,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "driver" / "soft" / "consumers"))
 import outcomes  # noqa: E402
 
-WAYS = ("default", "environment", "injected")
+WAYS = ("environment", "injected")
 
 
 def run(way, modules, folder, *, library="numba", package="numba.cuda.tests", python=sys.executable, env, at):
@@ -55,8 +54,8 @@ def pytest_configure(config):
 
 
 class Spy:
-    """Sets the manager, and counts: `allocations` of caid's arenas, `arenas`, and `calls` of the
-    software driver's cuMemAlloc by this process (None where the driver is another)."""
+    """Sets the manager, and counts: `allocations` of caid's arenas, `arenas`, and what this process
+    has `allocated` from the software driver and `copied` from it, in calls."""
 
     def __init__(self, way, path, library):
         self.path = path
@@ -64,13 +63,10 @@ class Spy:
         if library == "numba_cuda_mlir":  # it calls what the software driver has not got, and dies of it
             importlib.import_module("numba_cuda_mlir.descriptor").LaunchConfiguration = no_kernels
         self.n_allocations = self.n_arenas = 0
-        self.manager = None
-        if way != "default":
-            from caid import numba
+        from caid import numba
 
-            self.watch(numba)
-            if way == "injected":
-                self.manager = numba.MemoryManager
+        self.watch(numba)
+        self.manager = numba.MemoryManager if way == "injected" else None
 
     def watch(self, numba):
         """Figures of an arena end with it."""
@@ -92,7 +88,8 @@ class Spy:
 
     def pytest_sessionfinish(self):
         self.cuda.close()  # and with it all arenas
-        figures = {"allocations": self.n_allocations, "arenas": self.n_arenas, "calls": n_calls()}
+        figures = {"allocations": self.n_allocations, "arenas": self.n_arenas}
+        figures.update(allocated=n_calls("cuMemAlloc_v2"), copied=n_calls("cuMemcpyDtoH_v2", "cuMemcpyDtoHAsync_v2"))
         pathlib.Path(self.path).write_text(json.dumps(figures), "utf-8")
 
 
@@ -100,12 +97,13 @@ def no_kernels(*_):
     raise RuntimeError("no kernels on the software driver")
 
 
-def n_calls():
+def n_calls(*names):
     import caid
 
+    driver = ctypes.CDLL(os.environ.get("NUMBA_CUDA_DRIVER") or caid.softcuda_path())
     reply = ctypes.create_string_buffer(64)
-    with contextlib.suppress(OSError, AttributeError):
-        driver = ctypes.CDLL(os.environ.get("NUMBA_CUDA_DRIVER") or caid.softcuda_path())
-        if driver.caid_softcuda_control(b"calls cuMemAlloc_v2", reply, len(reply)) >= 0:
-            return int(reply.value.split()[-1])
-    return None
+    n = 0
+    for name in names:
+        assert driver.caid_softcuda_control(f"calls {name}".encode(), reply, len(reply)) >= 0
+        n += int(reply.value.split()[-1])
+    return n
