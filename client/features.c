@@ -76,12 +76,15 @@ caid_connect(struct caid_client **ret, const struct caid_connect_options *option
     int r = options_read(&opts, sizeof(opts), options, error);
     if (r < 0)
         return r;
-    _cleanup_(caid_client_closep) struct caid_client *client = client_new();
-    if (!client)
-        return fail_errno(error, ENOMEM, "no memory for a client");
-    r = connect_client(client, &opts, error);
-    if (r == 0)
-        *ret = TAKE_PTR(client);
+    struct attempts attempts = {0};
+    do {
+        _cleanup_(caid_client_closep) struct caid_client *client = client_new();
+        if (!client)
+            return fail_errno(error, ENOMEM, "no memory for a client");
+        r = connect_client(client, &opts, &attempts, error);
+        if (r == 0)
+            *ret = TAKE_PTR(client);
+    } while (r < 0 && connect_pause(&attempts));
     return r;
 }
 

@@ -213,6 +213,30 @@ receive_batch(struct conn *c)
         take(c, c->set->buffers[i], sizes[i]);
 }
 
+static ssize_t
+receive_one(const struct conn *c, void *packet, int flags)
+{
+    return packet_recv_into(c->sock, packet, PROTO_PACKET_MAX, NULL, 0, NULL,
+                            flags | MSG_DONTWAIT);
+}
+
+/* What is not admitted stays in the socket, and with it what comes after it. */
+static void
+receive_admitted(struct conn *c)
+{
+    struct conns *set = c->set;
+    void *packet = set->buffers;
+    ssize_t n = receive_one(c, packet, MSG_PEEK);
+
+    if (n > 0 && !set->ops->admits(set->userdata, c, packet, (size_t)n)) {
+        conns_hold(set, c);
+        return;
+    }
+    n = receive_one(c, packet, 0);
+    c->readable = n > 0;
+    take(c, packet, n);
+}
+
 /* Few packets a turn: fair to the uid's others. */
 static void
 receive(struct conn *c)
@@ -220,8 +244,8 @@ receive(struct conn *c)
     int n = 0;
 
     do
-        receive_batch(c);
-    while (c->readable && !c->lost && !outq_first(&c->outq) && ++n < RECEIVE_MAX &&
+        c->set->admits_all ? receive_batch(c) : receive_admitted(c);
+    while (c->readable && !c->lost && !c->held && !outq_first(&c->outq) && ++n < RECEIVE_MAX &&
            conns_charge(c->set, c->owner) < c->set->until_ns);
 }
 
@@ -239,7 +263,7 @@ on_turn(struct turn *turn)
     if (c->lost)
         return;
     update_events(c);
-    if (c->ending || (c->readable && !outq_first(&c->outq)))
+    if (!c->held && (c->ending || (c->readable && !outq_first(&c->outq))))
         turns_add(&c->set->turns, turn);
 }
 

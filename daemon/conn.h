@@ -50,10 +50,12 @@ struct conn {
     size_t unheard; /* bytes of that */
     bool exited;    /* the process has */
     bool readable;  /* something may lie in the socket */
+    bool held;      /* in set->held: what lies there is not admitted yet */
     bool queued;    /* in set->queued: there is output that could not be sent yet */
     bool waiting;   /* in set->waiting: the first packet waits for fds in flight to land */
     int refused;    /* -errno of core_connect(), which does not know it: refusals.h */
     TAILQ_ENTRY(conn) queue_link, wait_link;
+    LIST_ENTRY(conn) of_held;
     LIST_ENTRY(conn) lingering; /* set->lingering */
     SLIST_ENTRY(conn) closed;   /* set->closed */
     TAILQ_ENTRY(conn) refusal;

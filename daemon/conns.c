@@ -66,6 +66,9 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     set->n_by_sock = 0;
     set->last_serial = 0;
     turns_init(&set->turns);
+    set->admits_all = true;
+    LIST_INIT(&set->held);
+    set->heard_ns = 0;
     set->heard = (uid_t)-1; /* nobody's */
     set->running = NULL;
     set->changed_ms = set->now_ns = 0;
@@ -154,10 +157,38 @@ conns_add(struct conns *set, struct conn *c)
 }
 
 void
+conns_hold(struct conns *set, struct conn *c)
+{
+    if (!c->held)
+        LIST_INSERT_HEAD(&set->held, c, of_held);
+    c->held = true;
+}
+
+static void
+unhold(struct conn *c)
+{
+    if (c->held)
+        LIST_REMOVE(c, of_held);
+    c->held = false;
+}
+
+void
+conns_release(struct conns *set)
+{
+    struct conn *c;
+
+    while ((c = LIST_FIRST(&set->held))) {
+        unhold(c);
+        turns_add(&set->turns, &c->turn);
+    }
+}
+
+void
 conns_remove(struct conns *set, struct conn *c)
 {
     if (conns_find(set, c->id) == c)
         set->by_sock[c->sock] = NULL;
+    unhold(c);
     turns_remove(&set->turns, &c->turn);
 }
 
@@ -254,14 +285,16 @@ conns_charge(struct conns *set, struct conn_owner *o)
 static void
 hear_some(struct conns *set)
 {
+    uint64_t began_ns = conns_charge(set, NULL);
     struct turn *entry;
 
-    set->until_ns = conns_charge(set, NULL) + TURNS_SLICE_NS;
+    set->until_ns = began_ns + TURNS_SLICE_NS;
     while (set->now_ns < set->until_ns && (entry = turns_next(&set->turns))) {
         set->running = container_of(entry->user, struct conn_owner, turns);
         entry->serve(entry);
         conns_charge(set, NULL);
     }
+    set->heard_ns = set->now_ns - began_ns;
 }
 
 void

@@ -20,6 +20,8 @@
 
 struct conns_ops {
     void (*packet)(void *userdata, struct conn *c, const void *packet, size_t n);
+    /* Unless the set admits all: whether that packet may be heard now. */
+    bool (*admits)(void *userdata, struct conn *c, const void *packet, size_t n);
     void (*lost)(void *userdata, struct conn *c, const char *reason);
     /* The process of a connection that has departed has exited. */
     void (*departed)(void *userdata, uint64_t conn_id);
@@ -53,6 +55,9 @@ struct conns {
     uint32_t last_serial;
     struct pollset pollset;
     struct turns turns;
+    bool admits_all;            /* else the first packet of each socket is asked for */
+    LIST_HEAD(, conn) held;     /* whose is not admitted: nothing is read */
+    uint64_t heard_ns;          /* how long the last turn took */
     uint64_t until_ns;          /* the time of those whose turn it is */
     uid_t heard;                /* whose packet was the last one */
     struct conn_owner *running; /* for whom something is done, since now_ns; or NULL */
@@ -85,6 +90,8 @@ void conns_turn(struct conns *set, int timeout_ms);
 uint64_t conns_next_id(struct conns *set, int sock);
 /* The connection with that number, or NULL when it has been closed. */
 struct conn *conns_find(const struct conns *set, uint64_t id);
+/* Those that are held are heard again. */
+void conns_release(struct conns *set);
 /* It takes much of the loop's time, and not all who are heard are of its uid: so each of its
  * requests is to take little. */
 bool conns_is_greedy(const struct conns *set, struct conn_owner *o);
@@ -114,6 +121,8 @@ int conns_add(struct conns *set, struct conn *c);
 void conns_remove(struct conns *set, struct conn *c);
 /* And freed, when the loop has come round. */
 void conns_bury(struct conns *set, struct conn *c);
+/* Until conns_release(). */
+void conns_hold(struct conns *set, struct conn *c);
 /* A packet of c is heard. */
 void conns_hear(struct conns *set, const struct conn *c);
 /* What c's queue has got, and lost. */

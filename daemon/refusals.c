@@ -50,10 +50,11 @@ refusals_answer(struct conn *c, enum proto_error error, const char *text, const 
                 size_t n)
 {
     _cleanup_(msg_buf_deinit) struct msg_buf buf = {0};
+    const struct msg_error e = {.code = error, .text = MSG_STR(text)};
     struct msg m;
 
     if (msg_parse(&m, packet, n) == 0) {
-        if (m.type == MSG_REQUEST && msg_encode_error(&buf, m.id, error, text, 0) == 0)
+        if (m.type == MSG_REQUEST && msg_encode_error(&buf, m.id, &e) == 0)
             conn_send(c, buf.data, buf.n, NULL, 0);
         msg_deinit(&m);
     }

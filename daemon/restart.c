@@ -274,20 +274,22 @@ on_lost(void *userdata, const char *pool, const char *name, const char *why)
 /* What is not such memory is lost. Where it cannot be had today, it may tomorrow: it stays as it
  * is. */
 static int
-take_block(struct restart *r, struct worker *worker, struct restore_block *block)
+on_import(void *userdata, struct restore_block *block)
 {
+    struct restart *r = userdata;
     const struct record_block *record = block->record;
     int rc;
 
     block->fd = kept_found(r->kept, record->kept);
-    rc = worker_adopt(worker, record->device, (enum core_kind)record->kind, record->size,
+    rc = worker_adopt(r->worker, record->device, (enum core_kind)record->kind, record->size,
                       record->kept, &block->handle);
-    block->lost = rc < 0;
     if (rc < 0)
         log_error("block %" PRIu64 " of a former daemon's cannot be had: %s", record->key.id,
                   strerror(-rc));
-    return rc == -EINVAL || rc == -EBADF ? 0 : rc;
+    return rc;
 }
+
+static const struct restore_ops restore_ops = {.import = on_import, .lost = on_lost};
 
 /* One that has exited is not claimed. Of one that could not be kept it may be another process, for
  * whose end is waited then. Where that has no pid here, nothing would tell of its exit, and what it
@@ -324,26 +326,10 @@ static void
 take_page(struct restart *r, struct shared_pages *pages, struct restore_page *page)
 {
     const struct record_page *record = page->record;
-    const struct restore_conn *owner = restore_find_conn(&r->restore, record->conn);
+    const struct restore_conn *owner = restore_find(&r->restore, RECORD_CONN, record->conn);
 
     page->is_dead = !owner || !owner->conn;
     shared_page_adopt(pages, record->key.id, record->kept, &page->made);
-}
-
-/* Whoever waits for those who have died is let go. */
-static void
-kill_pages(struct restart *r, struct shared_pages *pages)
-{
-    for (size_t i = 0; i < r->restore.n_pages; i++) {
-        const struct restore_page *page = &r->restore.pages[i];
-
-        if (!page->made.slots) {
-            kept_kill_page(r->kept, page->record->kept);
-        } else if (page->is_dead) {
-            shared_page_kill(pages, page->record->key.id);
-            shared_page_free(pages, page->record->key.id);
-        }
-    }
 }
 
 static int
@@ -367,7 +353,7 @@ start_journal(struct restart *r, struct core *core)
 
 /* With the earlier daemon's journal, which is written anew when it is large, as any other. */
 static int
-restore(struct restart *r, struct core *core)
+begin_restore(struct restart *r, struct core *core)
 {
     struct journal *journal = &r->files[0].journal;
     int rc = file_go_on(&r->files[0], r);
@@ -375,14 +361,46 @@ restore(struct restart *r, struct core *core)
     if (rc < 0)
         return rc;
     r->restore.journal = journal;
-    rc = core_restore(core, &r->restore, on_lost, r);
+    r->restore.ops = &restore_ops;
+    r->restore.userdata = r;
+    rc = core_restore(core, &r->restore);
     if (rc == 0 && journal->full)
         rc = -ENOMEM;
     if (rc < 0)
         return rc;
     journal_go_on(journal);
     journal->grow = grow;
+    r->restores = true;
     return 0;
+}
+
+/* Whoever waits for those who have died is let go: what they had submitted has been looked at. */
+static void
+kill_pages(struct restart *r)
+{
+    for (size_t i = 0; i < r->restore.n_pages; i++) {
+        const struct restore_page *page = &r->restore.pages[i];
+
+        if (!page->made.slots) {
+            kept_kill_page(r->kept, page->record->kept);
+        } else if (page->is_dead) {
+            shared_page_kill(r->pages, page->record->key.id);
+            shared_page_free(r->pages, page->record->key.id);
+        }
+    }
+}
+
+/* All is back. What nobody has claimed by now goes. */
+static void
+end_restore(struct restart *r)
+{
+    kill_pages(r);
+    if (r->restore.n_arrays)
+        log_notice("%zu arrays of a former daemon's are back, %" PRIu64 " are lost",
+                   r->restore.n_arrays - (size_t)r->n_lost, r->n_lost);
+    r->restores = false;
+    close_old(r);
+    kept_forget(r->kept);
 }
 
 int
@@ -393,28 +411,21 @@ restart_take(struct restart *r, struct core *core, struct worker *worker, struct
 
     if (!r->kept->slots)
         return 0;
-    for (size_t i = 0; rc == 0 && i < r->restore.n_blocks; i++)
-        rc = take_block(r, worker, &r->restore.blocks[i]);
+    r->worker = worker;
+    r->pages = pages;
     for (size_t i = 0; rc == 0 && i < r->restore.n_conns; i++)
         rc = take_process(r, conns, &r->restore.conns[i]);
     for (size_t i = 0; rc == 0 && i < r->restore.n_pages; i++)
         take_page(r, pages, &r->restore.pages[i]);
     if (rc == 0)
-        rc = r->old.journal.bytes ? restore(r, core) : start_journal(r, core);
+        rc = r->old.journal.bytes ? begin_restore(r, core) : start_journal(r, core);
     if (rc < 0) {
         log_error("cannot take over from a former daemon: %s", strerror(-rc));
         return rc;
     }
     r->is_on = true;
-    for (size_t i = 0; i < r->restore.n_blocks; i++)
-        if (!r->restore.blocks[i].lost && !r->restore.blocks[i].block)
-            worker_disown(worker, r->restore.blocks[i].handle);
-    kill_pages(r, pages);
-    if (r->restore.n_arrays)
-        log_notice("%zu arrays of a former daemon's are back, %" PRIu64 " are lost",
-                   r->restore.n_arrays - (size_t)r->n_lost, r->n_lost);
-    close_old(r);
-    kept_forget(r->kept);
+    if (!r->restores)
+        end_restore(r);
     return 0;
 }
 
@@ -465,20 +476,27 @@ hand_over(struct restart *r, struct core *core)
     r->least = next->journal.at + JOURNAL_STEP;
 }
 
-void
+int
 restart_look(struct restart *r, struct core *core)
 {
+    int rc = core_restore_error(core);
+
     if (!r->is_on)
-        return;
+        return 0;
+    if (rc < 0)
+        log_error("cannot take over from a former daemon: %s", strerror(-rc));
+    if (r->restores && core_is_whole(core))
+        end_restore(r);
     if (r->is_closed)
         end_closing(r);
     if (r->files[0].journal.full || r->files[1].journal.full)
         give_up(r, core);
     else if (r->renews && core_journal_is_renewed(core))
         hand_over(r, core);
-    else if (!r->renews && !r->closes && r->files[r->turn].journal.at > r->least &&
-             core_journal_is_large(core))
+    else if (!r->restores && !r->renews && !r->closes &&
+             r->files[r->turn].journal.at > r->least && core_journal_is_large(core))
         begin_renewal(r, core);
+    return rc;
 }
 
 void

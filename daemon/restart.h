@@ -5,9 +5,10 @@
  * keeper, the record, the reply.
  *
  *     restart_open()     what a former daemon has left is found and read
- *     restart_take()     blocks, arrays, processes and their pages come into the new core, which
- *                        goes on with the journal
- *     restart_look()     after each event: a journal that has grown is written anew
+ *     restart_take()     processes and their pages come into the new core, which goes on with the
+ *                        journal; blocks and arrays come back then, in pieces
+ *     restart_look()     after each event: a journal that has grown is written anew, once all is
+ *                        back
  *     restart_stop()     the daemon is about to end: what happens from here on is not recorded
  *
  * Where there is no keeper, all of this does nothing.
@@ -44,8 +45,11 @@ struct restart {
     bool closes;
     _Atomic bool is_closed;
 
-    struct journal_file old; /* a former daemon's */
+    struct journal_file old; /* a former daemon's, until all is back */
     struct restore restore;
+    struct worker *worker;
+    struct shared_pages *pages;
+    bool restores;
     uint64_t n_lost;     /* arrays */
     uint64_t n_restarts; /* daemons that were before this one */
     uint64_t id[2];      /* random: theirs, and this one's */
@@ -59,7 +63,8 @@ void restart_close(struct restart *r);
 /* Into a core without connections. -errno, logged. */
 int restart_take(struct restart *r, struct core *core, struct worker *worker,
                  struct conns *conns, struct shared_pages *pages);
-void restart_look(struct restart *r, struct core *core);
+/* < 0: what is left cannot come back in this process, and is the next one's. Logged. */
+int restart_look(struct restart *r, struct core *core);
 /* What outlives this process, as it is now. */
 void restart_figures(const struct restart *r, struct core_figures *ret);
 void restart_stop(struct restart *r, struct core *core);

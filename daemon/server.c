@@ -209,6 +209,7 @@ carry_out(struct server *s, const struct core_action *a)
 
 static void on_deadline(uv_timer_t *timer);
 static void on_overdue(uv_idle_t *idle);
+static void reload(struct server *s);
 
 /* A timer that starts itself anew for the past keeps libuv from looking at the sockets. */
 static void
@@ -231,6 +232,31 @@ arm_deadline(struct server *s)
                        0);
 }
 
+static void leave(struct server *s, int status);
+
+/* What is not back is the next one's. */
+static void
+give_up(struct server *s)
+{
+    kept_stop(s->setup.kept);
+    leave(s, EXIT_FAILURE);
+}
+
+/* While not all is back after a restart. */
+static void
+look_who_waits(struct server *s)
+{
+    bool was_whole = s->conns.admits_all;
+
+    s->conns.admits_all = core_is_whole(s->core);
+    if (was_whole)
+        return;
+    if (s->conns.admits_all || core_admits_more(s->core))
+        conns_release(&s->conns);
+    if (s->conns.admits_all)
+        reload(s);
+}
+
 /* After every event. An action that ends a connection is an event itself: then the call that is
  * already running takes care of what comes of it. */
 static void
@@ -244,7 +270,9 @@ run_core(struct server *s)
     while (core_next(s->core, &a))
         carry_out(s, &a);
     s->carrying_out = false;
-    restart_look(&s->restart, s->core);
+    if (restart_look(&s->restart, s->core) < 0)
+        give_up(s);
+    look_who_waits(s);
     arm_deadline(s);
     boot_timer_set(&s->expiry_timer, core_expiry_ns(s->core));
     trim_look(&s->trim, core_objects(s->core));
@@ -276,12 +304,17 @@ on_expiry(void *userdata)
     tick(userdata);
 }
 
-/* In each turn of the loop. */
+/* In each turn of the loop. Half of its time is for what is to come back. */
 static void
 on_overdue(uv_idle_t *idle)
 {
+    struct server *s = idle->data;
+    uint64_t until_ns = s->conns.admits_all ? 0 : clock_now_ns() + s->conns.heard_ns;
+
     uv_idle_stop(idle);
-    tick(idle->data);
+    do
+        tick(s);
+    while (!s->conns.admits_all && clock_now_ns() < until_ns);
 }
 
 static void
@@ -338,6 +371,14 @@ on_packet(void *userdata, struct conn *c, const void *packet, size_t n)
     run_core(s);
 }
 
+static bool
+on_admits(void *userdata, struct conn *c, const void *packet, size_t n)
+{
+    struct server *s = userdata;
+
+    return c->refused || core_admits(s->core, c->id, packet, n);
+}
+
 static void
 set_time(struct server *s)
 {
@@ -390,6 +431,7 @@ on_spent(void *userdata, uid_t uid, uint64_t ns)
 }
 
 static const struct conns_ops conns_ops = {.packet = on_packet,
+                                           .admits = on_admits,
                                            .lost = on_lost,
                                            .departed = on_departed,
                                            .spent = on_spent};
@@ -639,7 +681,7 @@ stop(struct server *s, const char *why)
 {
     log_info("%s: stopping", why);
     s->presence = fd_close(s->presence); /* who is hung up on then does not start another */
-    if (!s->core) {
+    if (!s->core || !core_is_whole(s->core)) {
         kept_stop(s->setup.kept);
         leave(s, s->r < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
     }
@@ -696,8 +738,6 @@ apply_config(struct server *s)
         log_set_level((enum log_level)c->log_level);
 }
 
-static void reload(struct server *s);
-
 static void
 on_reloaded(void *userdata, int error)
 {
@@ -719,7 +759,8 @@ reload(struct server *s)
 {
     char state[64];
 
-    if (!s->wants_reload || !s->core || s->reload.running || s->stopping)
+    if (!s->wants_reload || !s->core || !core_is_whole(s->core) || s->reload.running ||
+        s->stopping)
         return;
     s->wants_reload = false;
     snprintf(state, sizeof(state), "RELOADING=1\nMONOTONIC_USEC=%" PRIu64,

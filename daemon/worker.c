@@ -344,19 +344,6 @@ worker_adopt(struct worker *w, const char *device, enum core_kind kind, uint64_t
     return 0;
 }
 
-void
-worker_disown(struct worker *w, uint64_t handle)
-{
-    struct memory *m = (struct memory *)(uintptr_t)handle;
-    struct drv_error err = {0};
-
-    LIST_REMOVE(m, link);
-    kept_drop(w->kept, m->kept);
-    if (backing_release(&w->backings, &m->backing, &err) < 0)
-        log_error("memory that nobody needs cannot be given back: %s", err.message);
-    free(m);
-}
-
 /* ---- release ---- */
 
 static void

@@ -57,8 +57,6 @@ void worker_deinit(struct worker *w);
  * blocks. */
 int worker_adopt(struct worker *w, const char *device, enum core_kind kind, uint64_t size,
                  uint32_t kept, uint64_t *ret_handle);
-/* Gives back what was adopted, and nobody wants. It blocks. */
-void worker_disown(struct worker *w, uint64_t handle);
 /* -ENOMEM: nothing was started and nothing will be reported. */
 int worker_alloc(struct worker *w, uint64_t job, enum core_kind kind, uint32_t device,
                  uint64_t size);

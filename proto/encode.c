@@ -200,16 +200,18 @@ msg_encode_result(struct msg_buf *b, uint32_t id, enum msg_method method, const 
 }
 
 int
-msg_encode_error(struct msg_buf *b, uint32_t id, uint32_t code, const char *text, int32_t cuda)
+msg_encode_error(struct msg_buf *b, uint32_t id, const struct msg_error *error)
 {
     struct writer w;
     /* A text that was cut inside a character, here or before, must not make a packet that the
      * other side's validator refuses. */
-    size_t n = utf8_prefix(text, strnlen(text, ERROR_TEXT_MAX));
-    struct msg_error error = {.code = code, .text = {text, (uint32_t)n}, .cuda = cuda};
+    struct msg_error cut = *error;
 
+    cut.text.n = (uint32_t)utf8_prefix(error->text.p, error->text.n < ERROR_TEXT_MAX
+                                                          ? error->text.n
+                                                          : ERROR_TEXT_MAX);
     begin_response(&w, b, id);
-    put_record(&w, &proto_records[RECORD_ID_error], &error);
+    put_record(&w, &proto_records[RECORD_ID_error], &cut);
     PUT(&w, nil);
     return writer_finish(&w);
 }

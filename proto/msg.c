@@ -78,6 +78,7 @@ parse_error(struct msg *m, const msgpack_object *o)
     m->error = (uint32_t)error.code;
     m->error_text = error.text;
     m->error_cuda = (int32_t)error.cuda;
+    m->error_left = error.left;
     return 0;
 }
 

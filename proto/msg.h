@@ -106,7 +106,8 @@ struct msg {
     struct msg_str method_name; /* as it came */
     uint32_t error;             /* responses: 0 or a number of errors.def */
     struct msg_str error_text;
-    int32_t error_cuda; /* responses: the CUresult behind the error, or 0 */
+    int32_t error_cuda;  /* responses: the CUresult behind the error, or 0 */
+    uint64_t error_left; /* the same: of what is not back yet, in millionths, or 0 */
 
     msgpack_zone *zone; /* storage of root, and of the lists that msg_decode_*() makes */
     msgpack_object root;
@@ -141,9 +142,8 @@ int msg_encode_request(struct msg_buf *b, uint32_t id, enum msg_method method,
 int msg_encode_notify(struct msg_buf *b, enum msg_method method, const void *params);
 int msg_encode_result(struct msg_buf *b, uint32_t id, enum msg_method method,
                       const void *result);
-/* error: {"code", "text", "cuda"}; text is cut at a character's start to fit 1,024 bytes. */
-int msg_encode_error(struct msg_buf *b, uint32_t id, uint32_t code, const char *text,
-                     int32_t cuda);
+/* Its text is cut at a character's start to fit 1,024 bytes. */
+int msg_encode_error(struct msg_buf *b, uint32_t id, const struct msg_error *error);
 
 /*
  * The room that one record takes in a packet, which is what a server fills packets by: its exact

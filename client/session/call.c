@@ -392,6 +392,7 @@ take_reply(struct caid_client *client, struct msg *reply, struct call_fds *fds)
     }
     if (call->seq > client->answered)
         client->answered = call->seq;
+    client->left = reply->error_left;
     if (reply->error != 0)
         r = fail_wire(&call->error, reply);
     else

@@ -79,6 +79,8 @@ struct caid_client {
     pthread_mutex_t lock;
 
     /* Under lock. */
+    uint64_t
+        left; /* of the last answer: NOT_READY, how much is not back after a restart; or 0 */
     int sock;
     bool handle_closed;
     uint32_t n_running;     /* calls between client_enter() and client_leave() */

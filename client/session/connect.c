@@ -19,6 +19,7 @@
 #define SYSTEM_SOCKET  "/run/caid/caid.sock"
 #define RUNTIME_SOCKET "caid.sock" /* in $XDG_RUNTIME_DIR */
 #define CONNECT_NS     (30 * NSEC_PER_SEC)
+#define RETRY_NS       (100 * NSEC_PER_MSEC) /* while not all is back at the daemon */
 #define RECONNECT_NS   (10 * NSEC_PER_SEC)
 #define SECONDS_MAX    1e9 /* what is longer has no end */
 
@@ -293,7 +294,7 @@ say_hello(struct caid_client *client, const struct caid_connect_options *options
 
 int
 connect_client(struct caid_client *client, const struct caid_connect_options *options,
-               struct caid_error *error)
+               struct attempts *attempts, struct caid_error *error)
 {
     uint64_t env_ns;
 
@@ -301,18 +302,31 @@ connect_client(struct caid_client *client, const struct caid_connect_options *op
     if (r < 0)
         return r;
     uint64_t timeout_ns = first_of(options->timeout_ns, env_ns, CONNECT_NS);
-    uint64_t deadline_ns = deadline_of(timeout_ns);
+    if (!attempts->deadline_ns)
+        attempts->deadline_ns = deadline_of(timeout_ns);
     client->interrupted = options->interrupted;
     client->returned = options->returned;
     client->userdata = options->userdata;
     client->resume.timeout_ns = options->reconnect_timeout_ns == CAID_NEVER
                                     ? 0
                                     : first_of(options->reconnect_timeout_ns, 0, RECONNECT_NS);
-    r = connect_socket(client, options->socket, deadline_ns, timeout_ns, error);
+    r = connect_socket(client, options->socket, attempts->deadline_ns, timeout_ns, error);
     if (r < 0)
         return r;
-    client->call_timeout_ns = time_left(deadline_ns);
+    client->call_timeout_ns = time_left(attempts->deadline_ns);
     r = say_hello(client, options, error);
+    attempts->is_less = !attempts->left || client->left < attempts->left;
+    attempts->left = client->left;
     client->call_timeout_ns = first_of(options->call_timeout_ns, env_ns, CAID_FOREVER);
     return r == -ETIMEDOUT ? fail_in_time(client, timeout_ns, error) : r;
+}
+
+bool
+connect_pause(const struct attempts *attempts)
+{
+    if (!attempts->left || !attempts->is_less ||
+        clock_now_ns() + RETRY_NS >= attempts->deadline_ns)
+        return false;
+    clock_pause_ns(RETRY_NS);
+    return true;
 }

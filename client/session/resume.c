@@ -81,6 +81,7 @@ claims_deinit(struct claims *claims)
 struct talk {
     int sock;
     uint32_t id;
+    uint64_t left; /* of the last answer: what is not back yet */
     struct msg_buf out;
     struct msg msg;            /* the last reply */
     struct caid_error refused; /* code 0: nothing was */
@@ -134,6 +135,7 @@ ask_packet(struct talk *talk, const struct msg_buf *packet, uint32_t id, enum ms
         return r;
     if (talk->msg.type != MSG_RESPONSE || talk->msg.id != id)
         return -EPROTO;
+    talk->left = talk->msg.error_left;
     if (is_passing(talk->msg.error))
         return -EAGAIN;
     if (talk->msg.error != 0) {
@@ -406,6 +408,9 @@ seek(struct caid_client *client)
     pthread_mutex_unlock(&client->lock);
     int r = hello(client, &talk);
     pthread_mutex_lock(&client->lock);
+    if (talk.left && (!client->resume.left || talk.left < client->resume.left))
+        client->resume.since_ns = clock_now_ns(); /* it comes on */
+    client->resume.left = talk.left;
     if (r >= 0 && client->away && !client->resume.ends)
         r = come_back(client, &talk, r > 0);
     if (r != -EREMOTEIO)
@@ -432,12 +437,12 @@ static void
 seek_until(struct caid_client *client, struct claims *undone)
 {
     struct resume *resume = &client->resume;
-    uint64_t end_ns = resume->since_ns + resume->timeout_ns, pause_ns = PAUSE_MIN_NS;
+    uint64_t pause_ns = PAUSE_MIN_NS;
     uint64_t n_returns = resume->n_returns;
 
     while (client->away && !resume->ends) {
         int r = seek(client);
-        if (r < 0 && clock_now_ns() >= end_ns) {
+        if (r < 0 && clock_now_ns() >= resume->since_ns + resume->timeout_ns) {
             claim_calls_of(undone, CLAIM_UNDO, &client->calls, MSG_CREATE);
             claim_calls_of(undone, CLAIM_UNDO, &client->standing, MSG_CREATE);
             client_lose(client, CAID_ERR_DISCONNECTED,

@@ -76,7 +76,8 @@ struct resume { /* under the client's lock */
     pthread_t thread;
     bool started, ends;
     struct wake wake;  /* the thread's */
-    uint64_t since_ns; /* it has been away */
+    uint64_t since_ns; /* it has been away, or what is not back has become less */
+    uint64_t left;     /* of that, by the daemon's last answer */
     struct wake back;  /* whoever waits for the return, or for the end of the connection */
     int sock;          /* of the claims that are being told, or -1 */
     uint64_t n_returns;

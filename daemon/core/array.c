@@ -49,11 +49,10 @@ int
 text_new(struct text **ret, struct user *user, struct msg_str s, struct refusal *r)
 {
     struct text *text = calloc(1, sizeof(*text) + s.n + 1);
-    size_t host = sizeof(*text) + s.n + 1 + TEXT_HOST(s.n);
 
     if (!text)
         return -ENOMEM;
-    if (charge_init(&text->charge, user, RES_HOST, 0, host, r)) {
+    if (charge_init(&text->charge, user, RES_HOST, 0, TEXT_BYTES(s.n), r)) {
         free(text);
         return REFUSED;
     }
@@ -74,6 +73,15 @@ text_free(struct text *text)
 
 /* ---- birth ---- */
 
+size_t
+array_host(size_t n_extents, size_t n_typestr, size_t n_descr, size_t n_name)
+{
+    size_t n_texts = n_typestr + n_descr + n_name;
+
+    return sizeof(struct array) + sizeof(struct range) + n_extents + n_texts + 2 +
+           (n_descr > 0) + RECORD_HOST(sizeof(struct record_array) + n_extents + n_texts);
+}
+
 /* What belongs to the array for life is allocated with it: shape, strides, typestr, descr, and the
  * name that it was created with. */
 static struct array *
@@ -89,9 +97,8 @@ array_alloc(const struct array_request *req)
 
     if (!array)
         return NULL;
-    array->charge.host = (uint32_t)(n + sizeof(struct range) +
-                                    RECORD_HOST(sizeof(struct record_array) + n_extents +
-                                                req->typestr.n + req->descr.n + req->name.n));
+    array->charge.host =
+        (uint32_t)array_host(n_extents, req->typestr.n, req->descr.n, req->name.n);
     array->ndim = (uint8_t)g->ndim;
     array->has_strides = g->strides;
     array->n_typestr = (uint8_t)req->typestr.n;

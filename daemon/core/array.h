@@ -78,6 +78,8 @@ struct text {
     char s[]; /* terminated */
 };
 
+#define TEXT_BYTES(n) (sizeof(struct text) + (n) + 1 + TEXT_HOST(n)) /* that one is charged */
+
 /* -ENOMEM or REFUSED. */
 int text_new(struct text **ret, struct user *user, struct msg_str s, struct refusal *r);
 /* NULL: none. */
@@ -101,6 +103,8 @@ int array_new(struct core *core, struct conn *conn, const struct array_request *
 /* The same for the part, which takes no name and no range. */
 int array_new_part(struct core *core, struct part *part, const struct array_request *req,
                    struct array **ret, struct refusal *r);
+/* Bytes of the daemon's own memory that it is charged, of so many bytes of extents and texts. */
+size_t array_host(size_t n_extents, size_t n_typestr, size_t n_descr, size_t n_name);
 /* One of an earlier core's, without its range and, for now, its name. -ENOMEM. */
 int array_restore(struct core *core, struct user *user, const struct array_request *req,
                   struct array **ret);

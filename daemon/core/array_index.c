@@ -8,7 +8,7 @@ struct array_index {
 
     struct entry {
         uint64_t id;
-        struct array *array; /* NULL: it is gone */
+        struct array *array; /* NULL: it is gone, or not back yet */
     } entries[];             /* by id, as records are */
 };
 
@@ -21,7 +21,7 @@ array_index_new(const struct restore_array *arrays, size_t n)
         return NULL;
     index->n = n;
     for (size_t i = 0; i < n; i++)
-        index->entries[i] = (struct entry){arrays[i].record->key.id, arrays[i].array};
+        index->entries[i] = (struct entry){.id = arrays[i].record->key.id};
     return index;
 }
 
@@ -45,6 +45,12 @@ array_index_find(const struct array_index *index, uint64_t id)
     const struct entry *entry = find(index, id);
 
     return entry ? entry->array : NULL;
+}
+
+void
+array_index_set(struct array_index *index, size_t place, struct array *array)
+{
+    index->entries[place].array = array;
 }
 
 void

@@ -109,7 +109,7 @@ conn_return(struct core *core, struct conn *former, struct conn *conn)
     memcpy(former->token, conn->token, sizeof(conn->token));
     memcpy(former->client, conn->client, sizeof(conn->client));
     former->greeted = former->returned = true;
-    former->reported = former->closing = former->departed = false;
+    former->reported = former->closing = former->departed = former->is_held_back = false;
     former->stage = 0;
     RB_INSERT(conns, &core->conns, former);
     conn->groups = groups;

@@ -47,6 +47,7 @@ struct conn {
     bool departed;      /* has hung up; in core->departed until nothing is left of it */
     bool reported;      /* to whoever drives the core: the exit of its process matters */
     bool exited;        /* its process has */
+    bool is_held_back;  /* departed, and gives nothing up before all is back: restore.h */
     bool leaving;       /* departed, and in its user's list: something may be left to be done */
     uint32_t stage;     /* of its end */
     uint64_t looked_at; /* at that stage: the last one that may have stayed */
@@ -97,7 +98,7 @@ void conn_hangup(struct core *core, struct conn *conn);
 static inline void
 conn_wake(struct conn *conn)
 {
-    if (conn->leaving)
+    if (conn->leaving || conn->is_held_back)
         return;
     conn->leaving = true;
     TAILQ_INSERT_HEAD(&conn->user->leaving, conn, waiting); /* one is done before the next */

@@ -18,8 +18,10 @@
 #include "reclaim.h"
 #include "release.h"
 #include "request.h"
+#include "restore.h"
 #include "set.h"
 #include "settle.h"
+#include "units.h"
 #include "waiter.h"
 #include "work.h"
 
@@ -246,6 +248,7 @@ core_free(struct core *core)
     if (!core)
         return NULL;
     assert(RB_EMPTY(&core->conns) && core->n_running == 0);
+    units_free(TAKE_PTR(core->units));
     forget_all(core);
     entry_drop_all(core);
     while ((user = RB_MIN(users, &core->users))) {
@@ -295,13 +298,13 @@ end_pool(struct core *core, struct pool *pool)
     pool_free(core, pool);
 }
 
-/* Those that leave and have nothing left. */
+/* Those that leave and have nothing left; not before all is back. */
 static void
 pools_run(struct core *core)
 {
     struct pool *pool, *next;
 
-    for (pool = LIST_FIRST(&core->leaving_pools); pool; pool = next) {
+    for (pool = LIST_FIRST(&core->leaving_pools); pool && !core->units; pool = next) {
         next = LIST_NEXT(pool, of_leaving);
         if (!pool->n_blocks && !pool->n_watches)
             end_pool(core, pool);
@@ -313,7 +316,7 @@ users_run(struct core *core)
 {
     struct user *user;
 
-    while ((user = TAILQ_FIRST(&core->touched_users))) {
+    while (!core->units && (user = TAILQ_FIRST(&core->touched_users))) {
         TAILQ_REMOVE(&core->touched_users, user, of_touched);
         user->touched = false;
         if (!user_is_idle(user))
@@ -423,44 +426,6 @@ core_connect(struct core *core, uint64_t id, const struct core_peer *peer, uint6
     user_touch(user); /* it may have been made for nothing */
     users_run(core);
     return r;
-}
-
-/* It is what conn_hangup() leaves of one with memory. */
-int
-core_restore_conn(struct core *core, uint64_t id, uint32_t kept,
-                  const struct record_conn *record)
-{
-    const struct core_peer peer = {.uid = record->uid,
-                                   .gid = record->gid,
-                                   .pid = (pid_t)record->pid};
-    struct user *user;
-    struct conn *conn;
-
-    if (core_get_user(core, peer.uid, peer.gid, &user) < 0 ||
-        conn_open(core, id, &peer, user, NULL, &conn) < 0)
-        return -ENOMEM;
-    conn->kept = kept;
-    conn->reported = true;
-    conn->resumes = record->resumes;
-    conn->number = record->key.id;
-    memcpy(conn->token, record->token, sizeof(conn->token));
-    memcpy(conn->old_token, record->old_token, sizeof(conn->old_token));
-    if (conn->resumes)
-        former_new(core, conn);
-    conn_hangup(core, conn);
-    if (conn->former)
-        conn_end_some(core, conn); /* it has nothing to give up, and may be back at once */
-    return 0;
-}
-
-void
-core_restore_floor(struct core *core, uint64_t generation)
-{
-    struct pool *pool;
-
-    core->floor = core->persist.floor = generation;
-    RB_FOREACH(pool, pools, &core->pools)
-        pool->floor = generation;
 }
 
 bool
@@ -647,9 +612,11 @@ core_tick(struct core *core, uint64_t now_ns)
     int n = 0;
 
     core->now_ns = now_ns;
+    if (core->units && !core->units->error)
+        restore_run(core);
     TAILQ_FOREACH(conn, &core->waiting, waiting) {
-        if (conn->deadline_ns > now_ns || n == SILENT_MAX)
-            break;
+        if (conn->deadline_ns > now_ns || n == SILENT_MAX || core->units)
+            break; /* its hello may wait for what is not back */
         n += !conn->closing;
         conn_end(core, conn, "no hello in time");
     }
@@ -673,7 +640,7 @@ core_deadline_ns(const struct core *core)
     uint64_t deadline = min_u64(reclaim_deadline_ns(core), bracket_deadline_ns(core));
     const struct conn *conn;
 
-    if (core->behind)
+    if (core->behind || (core->units && !core->units->error))
         return 0;
     deadline = min_u64(deadline, core->linger_at_ns);
     TAILQ_FOREACH(conn, &core->waiting, waiting)

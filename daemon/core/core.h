@@ -190,7 +190,14 @@ void core_set_reply_max(struct core *core, size_t bytes);
 bool core_hangup(struct core *core, uint64_t conn);
 /* The process has exited; core_hangup() may have been called before or not. */
 void core_exited(struct core *core, uint64_t conn);
-/* One packet. A violation of the protocol becomes a CORE_CLOSE action for this connection. */
+/* Whether that packet may be handled now. false: it asks for something that is not back yet after
+ * a restart (restore.h), which comes back before others now. All that waits is to be asked for
+ * again when core_admits_more() says so, and when all is back. */
+bool core_admits(struct core *core, uint64_t conn, const void *packet, size_t n);
+/* Whether something that was not admitted may be now, since core_admits_more() was asked last. */
+bool core_admits_more(struct core *core);
+/* One packet, which is admitted. A violation of the protocol becomes a CORE_CLOSE action for this
+ * connection. */
 void core_receive(struct core *core, uint64_t conn, const void *packet, size_t n,
                   uint64_t now_ns);
 

@@ -21,8 +21,22 @@ int
 formers_begin(struct core *core, const struct restore_array *arrays, size_t n)
 {
     core->former_arrays = array_index_new(arrays, n);
-    core->formers_end_ns = core->now_ns + 2 * FORMER_NS + n * ITEM_NS;
+    core->formers_end_ns = UINT64_MAX;
     return core->former_arrays ? 0 : -ENOMEM;
+}
+
+void
+formers_wait(struct core *core, size_t n)
+{
+    struct conn *conn;
+    struct user *user;
+
+    if (!core->n_formers)
+        free(TAKE_PTR(core->former_arrays));
+    core->formers_end_ns = core->now_ns + 2 * FORMER_NS + n * ITEM_NS;
+    RB_FOREACH(user, users, &core->users)
+        TAILQ_FOREACH(conn, &user->formers, of_former)
+            former_goes_on(core, conn);
 }
 
 /* ---- who there is ---- */
@@ -45,7 +59,8 @@ know_pools(struct core *core)
     struct pool *pool;
 
     RB_FOREACH(pool, pools, &core->pools)
-        doubts_know(&core->known, &pool->doubts);
+        if (!pool->unit)
+            doubts_know(&core->known, &pool->doubts);
 }
 
 /* It has told what it has, or will not. */
@@ -54,7 +69,7 @@ end_claims(struct core *core, struct conn *conn)
 {
     conn->former = conn->resuming = false;
     TAILQ_REMOVE(&conn->user->formers, conn, of_former);
-    if (--core->n_formers == 0)
+    if (--core->n_formers == 0 && !core->units)
         free(TAKE_PTR(core->former_arrays));
     if (TAILQ_EMPTY(&conn->user->formers))
         know_pools(core);
@@ -447,7 +462,8 @@ formers_look(struct core *core)
     if (!TAILQ_EMPTY(&core->landing))
         look_at_landing(core);
     if (core->n_formers && core->now_ns >= core->formers_at_ns)
-        core->formers_at_ns = core->now_ns + (give_up_late(core) ? LINGER_REST_NS : LATE_NS);
+        core->formers_at_ns =
+            core->now_ns + (!core->units && give_up_late(core) ? LINGER_REST_NS : LATE_NS);
     if (core->n_formers)
         linger_later(core, core->formers_at_ns - core->now_ns);
 }

@@ -31,9 +31,11 @@ struct array;
 struct core;
 struct restore_array;
 
-/* The arrays are found by their numbers, while they are restored and there are former ones.
+/* The arrays are found by their numbers, while they come back and there are former ones.
  * -ENOMEM. */
 int formers_begin(struct core *core, const struct restore_array *arrays, size_t n);
+/* All n arrays are back: from now on its time runs for each former one. */
+void formers_wait(struct core *core, size_t n);
 /* A departed one will come back. Its holds follow. */
 void former_new(struct core *core, struct conn *conn);
 /* Of a process that has exited, or come back, told it all and done it; the connection goes, or is

@@ -223,6 +223,12 @@ journal_get(const struct journal *journal, uint64_t place)
                                    .place = place};
 }
 
+const void *
+journal_payload(const struct journal *journal, uint64_t place)
+{
+    return journal->bytes + place + JOURNAL_HEAD;
+}
+
 void
 journal_go_on(struct journal *journal)
 {

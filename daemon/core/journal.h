@@ -79,6 +79,8 @@ struct journal_record {
 bool journal_next(struct journal *journal, uint64_t *place, struct journal_record *ret);
 /* One that journal_next() has found. */
 struct journal_record journal_get(const struct journal *journal, uint64_t place);
+/* What that has for a payload, without a look at it. */
+const void *journal_payload(const struct journal *journal, uint64_t place);
 /* What was read, and is mapped to be written: it goes on after its last whole record, and says
  * `restarts` and `id`. What was in hand no longer is. */
 void journal_go_on(struct journal *journal);

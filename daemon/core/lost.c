@@ -68,6 +68,12 @@ keep_generation(struct pool *pool, struct user *user, uint64_t generation)
     persist_floor(user->core, generation);
 }
 
+size_t
+lost_host(size_t n_name)
+{
+    return sizeof(struct lost) + n_name + 1 + RECORD_HOST(sizeof(struct record_lost) + n_name);
+}
+
 int
 lost_new(struct pool *pool, struct user *user, struct msg_str name, const struct lost *like)
 {
@@ -84,9 +90,7 @@ lost_new(struct pool *pool, struct user *user, struct msg_str name, const struct
     lost->name = (char *)(lost + 1);
     if (name.n)
         memcpy(lost->name, name.p, name.n);
-    charge_init(&lost->charge, user, RES_NAMES, 1,
-                sizeof(*lost) + name.n + 1 + RECORD_HOST(sizeof(struct record_lost) + name.n),
-                NULL);
+    charge_init(&lost->charge, user, RES_NAMES, 1, lost_host(name.n), NULL);
     RB_INSERT(losts, &pool->losts, lost);
     keep_generation(pool, user, like->generation);
     persist_lost(user->core, lost);

@@ -33,6 +33,8 @@ RB_PROTOTYPE(losts, lost, node, )
 
 /* For people. */
 const char *lost_reason(enum lost_why why);
+/* Bytes of the daemon's own memory that one is charged. */
+size_t lost_host(size_t n_name);
 /* like: id, generation, why and is_set. Nothing is done where that is known. -ENOMEM. */
 int lost_new(struct pool *pool, struct user *user, struct msg_str name,
              const struct lost *like);

@@ -59,10 +59,6 @@ whole_settle(struct core *core, struct whole *whole)
 
 /* ---- parts ---- */
 
-/* What one takes of the daemon's memory beside its array; a whole is paid for by each of its
- * parts. */
-#define PART_HOST (sizeof(struct part) + sizeof(struct whole))
-
 static void
 part_free(struct part *part)
 {

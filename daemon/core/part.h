@@ -38,6 +38,10 @@ struct part {
     TAILQ_ENTRY(part) of_conn; /* in one of conn->published's lists */
 };
 
+/* What one takes of the daemon's memory beside its array; a whole is paid for by each of its
+ * parts. */
+#define PART_HOST (sizeof(struct part) + sizeof(struct whole))
+
 TAILQ_HEAD(part_list, part);
 
 struct published { /* by a connection */

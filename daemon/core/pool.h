@@ -65,6 +65,7 @@ struct pool {
     struct block_list reserved; /* blocks in reserve that are not doomed, oldest first */
     struct lingering lingering;
     struct doubts doubts; /* of arrays without bytes */
+    struct unit *unit;    /* until it is whole again: units.h; else NULL */
     uint64_t doomed;      /* bytes of those that are */
     struct zone zones[];  /* one for each device and kind: pool_zone() */
 };

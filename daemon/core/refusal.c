@@ -11,6 +11,7 @@ refusal_fill(struct refusal *r, enum proto_error code, const char *fmt, ...)
 
     r->code = code;
     r->cuda = 0;
+    r->left = 0;
     r->pool[0] = '\0';
     r->limit = 0;
     va_start(ap, fmt);

@@ -18,6 +18,7 @@
 struct refusal {
     enum proto_error code;
     int32_t cuda;
+    uint64_t left;                 /* NOT_READY: what is not back, in millionths; or 0 */
     uint8_t limit;                 /* that was reached, see refuse_limit(); 0: none */
     char pool[PROTO_POOL_MAX + 1]; /* whose quota it is; "": no pool's */
     char text[512];

@@ -90,12 +90,15 @@ void
 send_refusal(struct core *core, struct conn *conn, uint32_t request, enum msg_method method,
              const struct refusal *r)
 {
+    const struct msg_error error = {.code = r->code,
+                                    .text = MSG_STR(r->text),
+                                    .cuda = r->cuda,
+                                    .left = r->left};
+
     audit_refusal(core, conn, r);
-    if (msg_encode_error(&core->buf, request, r->code, r->text, r->cuda) < 0)
+    if (msg_encode_error(&core->buf, request, &error) < 0)
         conn_end(core, conn, "out of memory");
     else
         send_buf(core, conn, method, r, NULL, 0);
-    MONITOR(core, conn, MSG_RESPONSE, MSG_UNKNOWN, request,
-            (&(struct msg_error){.code = r->code, .text = MSG_STR(r->text), .cuda = r->cuda}),
-            (struct msg_str){0});
+    MONITOR(core, conn, MSG_RESPONSE, MSG_UNKNOWN, request, &error, (struct msg_str){0});
 }

@@ -100,6 +100,8 @@ HANDLER(on_hello)
     records = device_records(core);
     if (!records)
         return -ENOMEM;
+    if (hello_check(core, conn, r))
+        return REFUSED;
 
     conn->greeted = true;
     TAILQ_REMOVE(&core->waiting, conn, waiting);
@@ -198,12 +200,6 @@ static int (*const handlers[MSG_N_METHODS])(struct core *, struct conn *, uint32
                                             const void *, struct refusal *) = {
 #define REQUEST(NAME, name, params, result) [MSG_##NAME] = on_##name,
 #define NOTIFY(NAME, name, params)          [MSG_##NAME] = on_##name,
-#include "messages.def"
-};
-
-union params {
-#define REQUEST(NAME, name, params, result) struct msg_##params name;
-#define NOTIFY(NAME, name, params)          struct msg_##params name;
 #include "messages.def"
 };
 

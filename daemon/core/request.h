@@ -17,12 +17,21 @@
 #define NOTIFY(NAME, name, params)          HANDLER(on_##name);
 #include "messages.def"
 
+union params {
+#define REQUEST(NAME, name, params, result) struct msg_##params name;
+#define NOTIFY(NAME, name, params)          struct msg_##params name;
+#include "messages.def"
+};
+
 /* request_memory.c: the figures that a memory_info asked for. */
 void reply_memory(struct core *core, struct conn *conn, const struct job *job,
                   const struct core_memory_result *results, size_t n);
 
 /* request_monitor.c: the pool that params name, by themselves or by a lease; or not set. */
 struct msg_str request_pool(struct conn *conn, enum msg_method method, const void *params);
+
+/* request_wait.c: refuses who has something that is not back yet, and has waited for it. */
+int hello_check(struct core *core, const struct conn *conn, struct refusal *r);
 
 /* request.c */
 void request_handle(struct core *core, struct conn *conn, const void *packet, size_t n);

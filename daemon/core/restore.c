@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,286 +17,53 @@
 #include "set.h"
 #include "settle.h"
 #include "state.h"
+#include "units.h"
 #include "utf8.h"
-
-/* ---- reading ---- */
-
-struct found { /* a record of one type, in the order of what it is of, then of time */
-    struct record_key key;
-    uint64_t place; /* a multiple of 8; | IS_GONE: of the record that says so */
-};
-
-#define IS_GONE 1
-
-struct founds {
-    struct found *v;
-    size_t n;
-};
-
-static int
-found_compare(const void *a, const void *b)
-{
-    const struct found *x = a, *y = b;
-    int c = CMP(x->key.id, y->key.id);
-
-    if (!c)
-        c = CMP(x->key.of, y->key.of);
-    return c ? c : CMP(x->place, y->place);
-}
-
-static const struct kind {
-    size_t min;  /* bytes of a record */
-    size_t item; /* of its list; 0: it has none */
-    size_t name; /* where that begins, behind a byte that says how long it is; 0: it has none */
-} kinds[N_RECORDS] = {
-    [RECORD_POOL] = {sizeof(struct record_pool), sizeof(void *),
-                     offsetof(struct record_pool, name)},
-    [RECORD_BLOCK] = {sizeof(struct record_block), sizeof(struct restore_block)},
-    [RECORD_ARRAY] = {sizeof(struct record_array), sizeof(struct restore_array)},
-    [RECORD_MEMBER] = {sizeof(struct record_member), sizeof(void *),
-                       offsetof(struct record_member, name)},
-    [RECORD_CONN] = {sizeof(struct record_conn), sizeof(struct restore_conn)},
-    [RECORD_HOLD] = {sizeof(struct record_hold), sizeof(void *)},
-    [RECORD_PAGE] = {sizeof(struct record_page), sizeof(struct restore_page),
-                     offsetof(struct record_page, name)},
-    [RECORD_FLOOR] = {sizeof(struct record_floor), sizeof(void *)},
-    [RECORD_DONE] = {sizeof(struct record_done), sizeof(void *)},
-    [RECORD_GONE] = {sizeof(struct record_gone), 0},
-    [RECORD_LOST] = {sizeof(struct record_lost), sizeof(void *),
-                     offsetof(struct record_lost, name)},
-    [RECORD_TICKET] = {offsetof(struct record_ticket, made_ns), sizeof(void *)},
-    [RECORD_SUSPECT] = {sizeof(struct record_suspect), sizeof(void *)},
-};
-
-/* What says more than it has is damaged, whatever its checksum. */
-static bool
-is_whole(const struct journal_record *record)
-{
-    const struct kind *kind = &kinds[record->type];
-    const uint8_t *p = record->payload;
-
-    return record->n >= kind->min &&
-           (!kind->name || record->n >= kind->name + p[kind->name - 1]);
-}
-
-/* -ENOMEM. */
-static int
-founds_add(struct founds *to, const struct record_key *key, uint64_t place)
-{
-    bool is_full = to->n == 0 || (to->n >= 64 && (to->n & (to->n - 1)) == 0);
-    size_t room = to->n ? 2 * to->n : 64;
-    struct found *v = is_full ? reallocarray(to->v, room, sizeof(*v)) : to->v;
-
-    if (!v)
-        return -ENOMEM;
-    to->v = v;
-    to->v[to->n++] = (struct found){.key = *key, .place = place};
-    return 0;
-}
-
-/* One of a type that is not known, or too short, is left out. -ENOMEM. */
-static int
-read_record(struct founds all[static N_RECORDS], const struct journal_record *record)
-{
-    const struct record_gone *gone = record->payload;
-    bool is_gone = record->type == RECORD_GONE;
-
-    if (record->type >= N_RECORDS || !kinds[record->type].min || !is_whole(record))
-        return 0;
-    if (is_gone && (gone->type >= N_RECORDS || !kinds[gone->type].item))
-        return 0;
-    return founds_add(&all[is_gone ? gone->type : record->type], &gone->key,
-                      record->place | (is_gone ? IS_GONE : 0));
-}
-
-/* Most are in order as they are. */
-static void
-founds_sort(struct founds *founds)
-{
-    size_t i = 1;
-
-    while (i < founds->n && found_compare(&founds->v[i - 1], &founds->v[i]) < 0)
-        i++;
-    if (i < founds->n)
-        qsort(founds->v, founds->n, sizeof(*founds->v), found_compare);
-}
-
-/* The last one of its object, which is there. */
-static bool
-is_last(const struct founds *founds, size_t i)
-{
-    const struct found *f = &founds->v[i];
-    bool is_same = i + 1 < founds->n && f[1].key.id == f->key.id && f[1].key.of == f->key.of;
-
-    return !is_same && !(f->place & IS_GONE);
-}
-
-/* -ENOMEM. */
-static int
-take_kind(struct restore_list *list, enum record_type type, const struct founds *founds,
-          const struct journal *journal)
-{
-    size_t item = kinds[type].item;
-    char *p = list->items = calloc(founds->n + 1, item ? item : 1);
-    struct journal_record record;
-
-    if (!p)
-        return -ENOMEM;
-    for (size_t i = 0; i < founds->n; i++) {
-        if (!is_last(founds, i))
-            continue;
-        record = journal_get(journal, founds->v[i].place);
-        memcpy(p, &record.payload, sizeof(record.payload)); /* what each begins with */
-        if (type == RECORD_ARRAY) {
-            struct restore_array *a = (struct restore_array *)(void *)p;
-            a->n = record.n;
-            a->place = (uint32_t)(record.place / 8);
-            a->mark = record.mark;
-        }
-        p += item;
-        list->n++;
-    }
-    return 0;
-}
-
-/* The highest number of a connection that these know; 0: none. */
-static uint64_t
-last_number(enum record_type type, const struct founds *founds)
-{
-    uint64_t last = 0;
-
-    if ((type == RECORD_CONN || type == RECORD_DONE) && founds->n)
-        last = founds->v[founds->n - 1].key.id;
-    for (size_t i = 0; type == RECORD_HOLD && i < founds->n; i++)
-        if (founds->v[i].key.of > last)
-            last = founds->v[i].key.of;
-    return last;
-}
-
-int
-restore_read(struct restore *ret, struct journal *journal)
-{
-    struct founds all[N_RECORDS] = {0};
-    struct journal_record record;
-    uint64_t place = JOURNAL_START, last;
-    int r = 0;
-
-    *ret = (struct restore){.in_hand = {journal->in_hand[0], journal->in_hand[1]}};
-    while (r == 0 && journal_next(journal, &place, &record))
-        r = read_record(all, &record);
-    for (enum record_type type = 0; type < N_RECORDS; type++) {
-        founds_sort(&all[type]);
-        if (r == 0)
-            r = take_kind(&ret->lists[type], type, &all[type], journal);
-        last = last_number(type, &all[type]);
-        if (last > ret->n_numbers)
-            ret->n_numbers = last;
-        free(all[type].v);
-    }
-    if (r < 0)
-        restore_deinit(ret);
-    return r;
-}
-
-void
-restore_deinit(struct restore *r)
-{
-    for (size_t i = 0; i < N_RECORDS; i++)
-        free(r->lists[i].items);
-    *r = (struct restore){0};
-}
-
-static int
-id_compare(const void *id, const void *item)
-{
-    const struct record_key *key;
-
-    memcpy(&key, item, sizeof(key));
-    return CMP(*(const uint64_t *)id, key->id);
-}
-
-/* An item of the type's list. */
-static void *
-find(const struct restore *r, enum record_type type, uint64_t id)
-{
-    const struct restore_list *list = &r->lists[type];
-
-    return list->n ? bsearch(&id, list->items, list->n, kinds[type].item, id_compare) : NULL;
-}
-
-struct restore_conn *
-restore_find_conn(const struct restore *r, uint64_t number)
-{
-    return find(r, RECORD_CONN, number);
-}
-
-/* ---- pools and blocks ---- */
 
 struct restoring {
     struct core *core;
     struct restore *r;
-    restore_lost_fn *lost;
-    void *userdata;
+    struct unit *unit;
 };
 
-/* NULL: it is not configured any more, or the record is damaged. */
+/* ---- pools and blocks ---- */
+
 static struct pool *
-find_pool(const struct restoring *to, uint32_t number)
+find_pool(struct core *core, const struct record_pool *record)
 {
-    const struct record_pool **found = find(to->r, RECORD_POOL, number);
+    const struct msg_str name = {record->name, record->n_name};
     struct pool *pool;
     struct user *user;
 
-    if (!found)
-        return NULL;
-    if ((*found)->is_own)
-        return core_get_user(to->core, (*found)->uid, (*found)->gid, &user) < 0 ||
-                       user->pool->is_none
+    if (record->is_own)
+        return core_get_user(core, record->uid, record->gid, &user) < 0 || user->pool->is_none
                    ? NULL
                    : user->pool;
-    struct msg_str name = {(*found)->name, (*found)->n_name};
-    pool = pool_find_from(to->core, name);
+    pool = pool_find_from(core, name);
     return pool && !pool->owner && msg_str_eq(name, pool->name) ? pool : NULL;
 }
 
-static struct pool *
-get_pool(const struct restoring *to, uint32_t number)
-{
-    struct pool *pool = find_pool(to, number);
-
-    if (pool)
-        pool->number = number;
-    return pool;
-}
-
 static int
-restore_block(const struct restoring *to, struct restore_block *b)
+restore_block(const struct restoring *to, uint32_t i)
 {
+    struct restore_block *b = &to->r->blocks[i];
     const struct record_block *record = b->record;
-    struct pool *pool = b->lost ? NULL : get_pool(to, record->pool);
+    struct pool *pool = to->unit->pool;
     struct user *user;
     uint32_t device;
-    struct refusal r;
+    struct refusal refusal;
+    int r;
 
     if (!pool || record->device[sizeof(record->device) - 1] ||
-        device_find(to->core, MSG_STR(record->device), &device, &r) ||
+        device_find(to->core, MSG_STR(record->device), &device, &refusal) ||
         record->kind >= N_KINDS || record->kind == KIND_LEGACY)
         return 0;
     if (core_get_user(to->core, record->uid, (gid_t)-1, &user) < 0)
         return -ENOMEM;
+    r = to->r->ops->import(to->r->userdata, b);
+    if (r < 0)
+        return r == -EINVAL || r == -EBADF ? 0 : r;
     return block_restore(to->core, pool, user, device, b, &b->block);
-}
-
-static int
-restore_blocks(const struct restoring *to)
-{
-    int r = 0;
-
-    for (size_t i = 0; i < to->r->n_pools; i++)
-        get_pool(to, (uint32_t)to->r->pools[i]->key.id);
-    for (size_t i = 0; r == 0 && i < to->r->n_blocks; i++)
-        r = restore_block(to, &to->r->blocks[i]);
-    return r;
 }
 
 /* ---- arrays ---- */
@@ -341,6 +109,24 @@ texts_init(struct texts *ret, const struct restore_array *a)
     return true;
 }
 
+/* One that is there, of the same pool. */
+static struct block *
+find_block(const struct restoring *to, uint64_t id)
+{
+    const struct restore_block *b = restore_find(to->r, RECORD_BLOCK, id);
+
+    return b && units_pool(to->core->units, b->record->pool) == to->unit->pool ? b->block
+                                                                               : NULL;
+}
+
+static struct restore_array *
+find_array(const struct restoring *to, uint64_t id)
+{
+    struct restore_array *a = id ? restore_find(to->r, RECORD_ARRAY, id) : NULL;
+
+    return a && units_pool(to->core->units, a->record->pool) == to->unit->pool ? a : NULL;
+}
+
 static bool
 request_init(const struct restoring *to, struct array_request *req,
              const struct record_array *record, const struct texts *texts)
@@ -348,14 +134,12 @@ request_init(const struct restoring *to, struct array_request *req,
     char why[GEOMETRY_WHY_MAX];
     struct msg_i64s shape = {.v = texts->extents, .n = record->ndim};
     struct msg_i64s strides = {0};
-    const struct restore_block *block = find(to->r, RECORD_BLOCK, record->block);
+    const struct block *block = find_block(to, record->block);
 
-    if (block && !block->block)
-        block = NULL;
     if (record->flags & ARRAY_STRIDES)
         strides = (struct msg_i64s){.v = texts->extents + record->ndim, .n = record->ndim};
     *req = (struct array_request){
-        .pool = get_pool(to, record->pool),
+        .pool = to->unit->pool,
         .device = record->device,
         .kind = record->kind,
         .mapped = record->flags & ARRAY_MAPPED,
@@ -366,20 +150,35 @@ request_init(const struct restoring *to, struct array_request *req,
         .metadata = texts->metadata,
     };
     if (block)
-        req->device = block->block->device;
+        req->device = block->device;
     else if (req->device >= to->core->config.n_devices)
         req->device = 0;
     return req->pool && req->kind < N_KINDS &&
            geometry_init(&req->geometry, texts->typestr, shape, strides, why) == 0;
 }
 
+/* Where the next array of that block may lie. */
+static struct range *
+range_in(const struct restoring *to, uint64_t id)
+{
+    struct unit *unit = to->unit;
+    const struct block *block;
+
+    if (id == unit->block)
+        return unit->range;
+    block = find_block(to, id);
+    unit->block = id;
+    unit->range = block ? block->extent.first : NULL;
+    return unit->range;
+}
+
 /* Its place in its block; those of a block come in the order of their offsets. */
 static int
-place(const struct restoring *to, struct restore_array *a, struct range **at)
+place(const struct restoring *to, struct restore_array *a)
 {
-    const struct record_array *record = a->record;
+    struct range **at = &to->unit->range;
     struct array *array = a->array;
-    int r = range_take_at(*at, record->offset, array_bytes(to->core, array), &array->range);
+    int r = range_take_at(*at, a->record->offset, array_bytes(to->core, array), &array->range);
 
     if (r)
         return r;
@@ -388,19 +187,17 @@ place(const struct restoring *to, struct restore_array *a, struct range **at)
     return 0;
 }
 
-/* Where its pool is not there, nobody can ask for it. -ENOMEM. */
+/* -ENOMEM. */
 static int
-add_lost(const struct restoring *to, uint32_t in, uint32_t uid, struct msg_str name,
-         const struct lost *like)
+add_lost(const struct restoring *to, uint32_t uid, struct msg_str name, const struct lost *like)
 {
-    struct pool *pool = get_pool(to, in);
     struct user *user;
 
-    if (!pool)
-        return 0;
+    if (!to->unit->pool)
+        return 0; /* nobody can ask for it */
     if (core_get_user(to->core, uid, (gid_t)-1, &user) < 0)
         return -ENOMEM;
-    return lost_new(pool, user, name, like);
+    return lost_new(to->unit->pool, user, name, like);
 }
 
 /* Where there is no memory, the log has it. */
@@ -413,15 +210,20 @@ keep_lost(const struct restoring *to, const struct record_array *record, struct 
                               .why = (uint8_t)why,
                               .is_set = why == LOST_MEMBER};
 
-    add_lost(to, record->pool, record->uid, name, &like);
+    add_lost(to, record->uid, name, &like);
+}
+
+static void
+tell_lost(const struct restoring *to, const char *pool, const char *name, const char *why)
+{
+    to->r->ops->lost(to->r->userdata, pool, name, why);
 }
 
 static void
 lose(const struct restoring *to, const struct restore_array *a, const struct texts *texts,
      enum lost_why why)
 {
-    const struct record_pool **pool = find(to->r, RECORD_POOL, a->record->pool);
-    bool is_there = get_pool(to, a->record->pool);
+    const struct record_pool **pool = restore_find(to->r, RECORD_POOL, a->record->pool);
     char name[PROTO_NAME_MAX + 1], in[PROTO_POOL_MAX + 1] = "";
 
     if (!(a->record->flags & ARRAY_NAMED))
@@ -429,57 +231,51 @@ lose(const struct restoring *to, const struct restore_array *a, const struct tex
     snprintf(name, sizeof(name), "%.*s", STR_FMT(texts->name));
     if (pool)
         snprintf(in, sizeof(in), "%.*s", (int)(*pool)->n_name, (*pool)->name);
-    to->lost(to->userdata, in, name,
-             is_there ? lost_reason(why) : "its pool is not configured any more");
+    tell_lost(to, in, name,
+              to->unit->pool ? lost_reason(why) : "its pool is not configured any more");
     keep_lost(to, a->record, texts->name, why);
 }
 
 /* What earlier daemons have lost. */
 static int
-restore_losts(const struct restoring *to)
+restore_lost(const struct restoring *to, uint32_t i)
 {
-    int r = 0;
+    const struct record_lost *record = to->r->losts[i];
+    const struct msg_str name = {record->name, record->n_name};
+    const struct lost like = {.id = record->key.id,
+                              .generation = record->generation,
+                              .why = record->why,
+                              .is_set = record->is_set};
 
-    for (size_t i = 0; r == 0 && i < to->r->n_losts; i++) {
-        const struct record_lost *record = to->r->losts[i];
-        const struct lost like = {.id = record->key.id,
-                                  .generation = record->generation,
-                                  .why = record->why,
-                                  .is_set = record->is_set};
-        if (record->why > 0 && record->why < N_LOST)
-            r = add_lost(to, record->pool, record->uid,
-                         (struct msg_str){record->name, record->n_name}, &like);
-    }
-    return r;
+    return record->why > 0 && record->why < N_LOST ? add_lost(to, record->uid, name, &like) : 0;
 }
 
 static int
 make_array(const struct restoring *to, struct restore_array *a, struct array_request *req)
 {
     const struct record_array *record = a->record;
-    struct restore_array *whole = record->whole ? find(to->r, RECORD_ARRAY, record->whole)
-                                                : NULL;
     struct user *user;
     int r = core_get_user(to->core, record->uid, (gid_t)-1, &user);
 
     if (r == 0 && record->whole)
-        r = part_restore(to->core, user, whole->array, record->offset, req, &a->array);
+        r = part_restore(to->core, user, find_array(to, record->whole)->array, record->offset,
+                         req, &a->array);
     else if (r == 0)
         r = array_restore(to->core, user, req, &a->array);
     return r;
 }
 
-/* -ENOMEM; else it is there, or left out. `at`: the free range of its block, where it has one. */
+/* -ENOMEM; else it is there, or left out. */
 static int
-restore_array(const struct restoring *to, struct restore_array *a, struct range **at)
+restore_array(const struct restoring *to, struct restore_array *a, bool has_range)
 {
     const struct record_array *record = a->record;
-    bool has_place = *at || record->whole || !record->block;
+    bool has_place = has_range || record->whole || !record->block;
     struct array_request req;
     struct texts texts;
 
     if (!texts_init(&texts, a)) {
-        to->lost(to->userdata, "", "(unknown)", "its record is damaged");
+        tell_lost(to, "", "(unknown)", "its record is damaged");
         return 0;
     }
     if (!request_init(to, &req, record, &texts)) {
@@ -491,8 +287,8 @@ restore_array(const struct restoring *to, struct restore_array *a, struct range 
         return 0;
     }
     int r = make_array(to, a, &req);
-    if (r == 0 && *at)
-        r = place(to, a, at);
+    if (r == 0 && has_range)
+        r = place(to, a);
     if (r == SPACE_FULL || r == -EFBIG) {
         lose(to, a, &texts, LOST_RECORD);
         array_abandon(to->core, TAKE_PTR(a->array));
@@ -507,74 +303,33 @@ restore_array(const struct restoring *to, struct restore_array *a, struct range 
     array->generation = record->generation;
     array->abandoned = a->mark & MARK_ABANDONED;
     array->creating = false;
+    array_index_set(to->core->former_arrays, (size_t)(a - to->r->arrays), array);
     if (record->flags & ARRAY_NAMED && !pool_find_array(array->pool, texts.name))
         array_restore_name(to->core, array);
     array_list(array);
-    if (texts.expires)
-        return expiry_restore(to->core, array, texts.expires);
     return 0;
 }
 
 static int
-place_compare(const void *a, const void *b)
+restore_placed(const struct restoring *to, uint32_t i)
 {
-    const struct record_array *x = (*(struct restore_array *const *)a)->record;
-    const struct record_array *y = (*(struct restore_array *const *)b)->record;
-    int c = CMP(x->block, y->block);
+    struct restore_array *a = &to->r->arrays[i];
 
-    return c ? c : CMP(x->offset, y->offset);
-}
-
-static struct range *
-start_of(const struct restore *r, uint64_t block)
-{
-    const struct restore_block *b = find(r, RECORD_BLOCK, block);
-
-    return b && b->block ? b->block->extent.first : NULL;
+    return a->record->whole ? 0 : restore_array(to, a, range_in(to, a->record->block));
 }
 
 static int
-restore_placed(const struct restoring *to)
+restore_part(const struct restoring *to, uint32_t i)
 {
-    _cleanup_free_ struct restore_array **sorted =
-        calloc(to->r->n_arrays + 1, sizeof(struct restore_array *));
-    struct range *at = NULL;
-    uint64_t block = 0;
-    size_t n = 0;
-    int r = 0;
-
-    if (!sorted)
-        return -ENOMEM;
-
-    for (size_t i = 0; i < to->r->n_arrays; i++)
-        if (!to->r->arrays[i].record->whole)
-            sorted[n++] = &to->r->arrays[i];
-    qsort(sorted, n, sizeof(*sorted), place_compare);
-    for (size_t i = 0; r == 0 && i < n; i++) {
-        if (sorted[i]->record->block != block)
-            at = start_of(to->r, block = sorted[i]->record->block);
-        r = restore_array(to, sorted[i], &at);
-    }
-    return r;
-}
-
-static int
-restore_parts(const struct restoring *to)
-{
-    struct range *none = NULL;
+    struct restore_array *a = &to->r->arrays[i];
+    const struct restore_array *whole = find_array(to, a->record->whole);
     struct texts texts;
-    int r = 0;
 
-    for (size_t i = 0; r == 0 && i < to->r->n_arrays; i++) {
-        struct restore_array *a = &to->r->arrays[i];
-        const struct restore_array *whole =
-            a->record->whole ? find(to->r, RECORD_ARRAY, a->record->whole) : NULL;
-        if (whole && whole->array && !whole->array->is_part)
-            r = restore_array(to, a, &none);
-        else if (a->record->whole && texts_init(&texts, a))
-            lose(to, a, &texts, LOST_MEMORY);
-    }
-    return r;
+    if (whole && whole->array && !whole->array->is_part)
+        return restore_array(to, a, false);
+    if (a->record->whole && texts_init(&texts, a))
+        lose(to, a, &texts, LOST_MEMORY);
+    return 0;
 }
 
 /* It is not what it was: it goes as a whole. */
@@ -584,165 +339,87 @@ lose_whole(const struct restoring *to, struct restore_array *a, enum lost_why wh
     struct array *array = TAKE_PTR(a->array);
 
     if (!array->named) {
-        a->array = array; /* settle_arrays() */
+        a->array = array; /* end_array() */
         return;
     }
-    to->lost(to->userdata, array->pool->name, array->name, lost_reason(why));
+    tell_lost(to, array->pool->name, array->name, lost_reason(why));
     keep_lost(to, a->record, array_name(array), why);
     array_unlink(to->core, array);
 }
 
-static void
-restore_companions(const struct restoring *to)
+static int
+restore_companion(const struct restoring *to, uint32_t i)
 {
-    for (size_t i = 0; i < to->r->n_arrays; i++) {
-        struct restore_array *a = &to->r->arrays[i];
-        struct restore_array *c = a->array && a->record->companion
-                                      ? find(to->r, RECORD_ARRAY, a->record->companion)
-                                      : NULL;
-        if (!a->array || !a->record->companion)
-            continue;
-        if (!c || !c->array || c->array->named || c->array->companion || c == a) {
-            lose_whole(to, a, LOST_COMPANION);
-            continue;
-        }
-        a->array->companion = c->array;
-        c->array->companion = a->array;
-        c->array->is_companion = true;
+    struct restore_array *a = &to->r->arrays[i], *c;
+
+    if (!a->array || !a->record->companion)
+        return 0;
+    c = find_array(to, a->record->companion);
+    if (!c || !c->array || c->array->named || c->array->companion || c == a) {
+        lose_whole(to, a, LOST_COMPANION);
+        return 0;
     }
+    a->array->companion = c->array;
+    c->array->companion = a->array;
+    c->array->is_companion = true;
+    return 0;
 }
 
 static int
-restore_members(const struct restoring *to)
+restore_member(const struct restoring *to, uint32_t i)
 {
-    int rc = 0;
+    const struct record_member *m = to->r->members[i];
+    struct restore_array *set = find_array(to, m->key.id), *member = find_array(to, m->array);
+    const struct msg_str key = {m->name, m->n_name};
+    int r = 0;
 
-    for (size_t i = 0; rc != -ENOMEM && i < to->r->n_members; i++) {
-        const struct record_member *m = to->r->members[i];
-        struct restore_array *set = find(to->r, RECORD_ARRAY, m->key.id);
-        struct restore_array *member = find(to->r, RECORD_ARRAY, m->array);
-        struct msg_str key = {m->name, m->n_name};
-        if (!set || !set->array || set->array->span || set_get(set->array, key))
-            continue; /* it has ended; or it was recorded twice, when the journal was renewed */
-        if (member && member->array && !member->array->is_set)
-            rc = set_restore(set->array, key, member->array, (uint32_t)m->key.of);
-        else
-            lose_whole(to, set, LOST_MEMBER);
-    }
-    return rc == -ENOMEM ? rc : 0;
+    if (!set || !set->array || set->array->span || set_get(set->array, key))
+        return 0; /* it has ended; or it was recorded twice, when the journal was renewed */
+    if (member && member->array && !member->array->is_set)
+        r = set_restore(set->array, key, member->array, (uint32_t)m->key.of);
+    else
+        lose_whole(to, set, LOST_MEMBER);
+    return r == -ENOMEM ? r : 0;
 }
 
-/* What nobody keeps, since who kept it is lost, or is not waited for. Others of the list may go
- * with each. */
-static void
-settle_arrays(const struct restoring *to)
-{
-    struct core *core = to->core;
-
-    for (size_t i = 0; i < to->r->n_arrays; i++) {
-        struct array *array =
-            array_index_find(core->former_arrays, to->r->arrays[i].record->key.id);
-        if (array)
-            array_settle(core, array);
-    }
-    if (!core->n_formers)
-        free(TAKE_PTR(core->former_arrays));
-}
-
-/* ---- processes ---- */
+/* ---- who had it ---- */
 
 /* NULL: its process has exited. */
 static struct conn *
 get_conn(const struct restoring *to, uint64_t number)
 {
-    const struct restore_conn *c = restore_find_conn(to->r, number);
+    const struct restore_conn *c = restore_find(to->r, RECORD_CONN, number);
 
     return c && c->conn ? conn_find(&to->core->departed, c->conn) : NULL;
 }
 
 static int
-restore_hold(const struct restoring *to, const struct record_hold *record)
+restore_hold(const struct restoring *to, uint32_t i)
 {
-    const struct restore_block *b = find(to->r, RECORD_BLOCK, record->key.id);
+    const struct record_hold *record = to->r->holds[i];
+    struct block *block = find_block(to, record->key.id);
     struct conn *conn = get_conn(to, record->key.of);
     struct hold *hold;
     bool is_new;
 
-    if (!conn || !b || !b->block)
+    if (!conn || !block)
         return 0;
-    if (hold_get(conn, &conn->holds, b->block->id, &b->block->holds, &hold, &is_new, NULL))
+    if (hold_get(conn, &conn->holds, block->id, &block->holds, &hold, &is_new, NULL))
         return -ENOMEM;
-    hold->block = b->block;
+    hold->block = block;
     hold->before = true;
     hold->awaited = conn->former;
-    b->block->n_awaited += hold->awaited;
-    if (b->block->n_before++ > 0)
+    block->n_awaited += hold->awaited;
+    if (block->n_before++ > 0)
         return 0;
-    return block_set_aside(b->block);
+    return block_set_aside(block);
 }
-
-static void
-restore_done(const struct restoring *to, const struct record_done *record)
-{
-    struct conn *conn = get_conn(to, record->key.id);
-
-    if (conn && record->key.of < DONE_MAX)
-        conn->done[record->key.of] = record->done;
-}
-
-static int
-restore_processes(const struct restoring *to)
-{
-    int r = 0;
-
-    for (size_t i = 0; r == 0 && i < to->r->n_conns; i++)
-        if (to->r->conns[i].conn)
-            r = core_restore_conn(to->core, to->r->conns[i].conn, to->r->conns[i].kept,
-                                  to->r->conns[i].record);
-    for (size_t i = 0; r == 0 && i < to->r->n_holds; i++)
-        r = restore_hold(to, to->r->holds[i]);
-    for (size_t i = 0; i < to->r->n_dones; i++)
-        restore_done(to, to->r->dones[i]);
-    return r;
-}
-
-/* -ENOMEM; else it has its name, or there is no such pool. */
-static int
-restore_timeline(const struct restoring *to, struct conn *conn,
-                 const struct record_page *record)
-{
-    struct pool *pool = get_pool(to, record->pool);
-    struct msg_str name = {record->name, record->n_name};
-
-    if (!pool || timeline_find(to->core, pool, name))
-        return 0;
-    return timeline_new(to->core, conn, pool, name, page_find(to->core, record->key.id), NULL);
-}
-
-static int
-restore_pages(const struct restoring *to)
-{
-    int r = 0;
-
-    for (size_t i = 0; r == 0 && i < to->r->n_pages; i++) {
-        const struct restore_page *page = &to->r->pages[i];
-        struct conn *conn = get_conn(to, page->record->conn);
-        if (!conn || !page->made.slots || page->is_dead)
-            continue;
-        r = page_restore(to->core, conn, page->record->key.id, &page->made);
-        if (r == 0 && page->record->n_name && conn->former)
-            r = restore_timeline(to, conn, page->record);
-    }
-    return r;
-}
-
-/* ---- what was done with the arrays ---- */
 
 /* What was written is there when that value is, which a stream is yet to store, or has stored. */
 static int
 restore_write(const struct restoring *to, struct array *array, uint64_t mark)
 {
-    const struct restore_page *page = find(to->r, RECORD_PAGE, mark >> MARK_ID_SHIFT);
+    const struct restore_page *page = restore_find(to->r, RECORD_PAGE, mark >> MARK_ID_SHIFT);
     uint32_t slot = mark >> MARK_SLOT_SHIFT & (TIMELINE_SLOTS - 1);
     uint64_t value = page && page->made.slots ? timeline_submitted(&page->made.slots[slot]) : 0;
     enum fence_state state = value ? timeline_state(&page->made.slots[slot], value)
@@ -767,30 +444,32 @@ restore_writer(const struct restoring *to, struct array *array, uint64_t mark)
 }
 
 static int
-restore_uses(const struct restoring *to)
+restore_use(const struct restoring *to, uint32_t i)
 {
+    const struct restore_array *a = &to->r->arrays[i];
     int r = 0;
 
-    for (size_t i = 0; r == 0 && i < to->r->n_arrays; i++) {
-        const struct restore_array *a = &to->r->arrays[i];
-        if (a->array && a->mark & MARK_WRITING)
-            r = restore_writer(to, a->array, a->mark);
-        else if (a->array && a->mark & MARK_PENDING)
-            r = restore_write(to, a->array, a->mark);
-        if (r == 0 && a->array && !a->array->named)
-            r = former_doubt(a->array, 0);
-    }
+    if (!a->array)
+        return 0;
+    if (a->mark & MARK_WRITING)
+        r = restore_writer(to, a->array, a->mark);
+    else if (a->mark & MARK_PENDING)
+        r = restore_write(to, a->array, a->mark);
+    if (r == 0 && !a->array->named)
+        r = former_doubt(a->array, 0);
     return r;
 }
 
-/* One of 0.1.0's ended with its sender. */
+/* -ENOMEM. *ret NULL: it has ended with its sender, as one of 0.1.0's does. */
 static int
-restore_ticket(const struct restoring *to, const struct record_ticket *t, struct array *array)
+make_ticket(const struct restoring *to, const struct record_ticket *t, struct array *array,
+            struct ticket **ret)
 {
     struct conn *conn = get_conn(to, t->conn);
     struct ticket like = {.secret = {t->key.id, t->key.of}, .made_ns = to->core->boot_ns};
     struct user *user;
 
+    *ret = NULL;
     like.conn = conn && conn->former ? conn : NULL;
     if (t->lease) {
         if (!like.conn)
@@ -805,21 +484,235 @@ restore_ticket(const struct restoring *to, const struct record_ticket *t, struct
         like.pid = (pid_t)t->pid;
         like.kind = (enum ticket_kind)t->kind;
     }
-    return ticket_restore(to->core, user, array, t->readonly, &like);
+    return ticket_restore(to->core, user, array, t->readonly, &like, ret);
+}
+
+/* Where its time begins now, that has to last. */
+static int
+restore_ticket(const struct restoring *to, uint32_t i)
+{
+    const struct record_ticket *t = to->r->tickets[i];
+    const struct restore_array *a = find_array(to, t->array);
+    struct ticket *ticket = NULL;
+    int r = a && a->array ? make_ticket(to, t, a->array, &ticket) : 0;
+
+    if (r == 0 && !ticket)
+        persist_gone(to->core, RECORD_TICKET, t->key);
+    else if (r == 0 && (t->lease || t->ends_ns != ticket->ends_ns))
+        persist_ticket(to->core, ticket);
+    return r;
+}
+
+/* ---- the end of a unit ---- */
+
+/* All that there is has its record. What has not come back is not looked for again: the keeper
+ * gives its number to others. */
+static int
+enliven_block(const struct restoring *to, uint32_t i)
+{
+    const struct restore_block *b = &to->r->blocks[i];
+
+    if (b->block)
+        b->block->state = BLOCK_LIVE;
+    else
+        persist_gone(to->core, RECORD_BLOCK, b->record->key);
+    return 0;
 }
 
 static int
-restore_tickets(const struct restoring *to)
+end_expiry(const struct restoring *to, const struct restore_array *a, struct array *array)
 {
+    struct texts texts;
+
+    if (!(a->record->flags & ARRAY_EXPIRES) || !texts_init(&texts, a))
+        return 0;
+    return expiry_restore(to->core, array, texts.expires);
+}
+
+/* What is not as it was is recorded: a mark, a name that is lost. Then it goes, where nobody keeps
+ * it, since who kept it is lost, or is not waited for; and others of the unit with it. */
+static int
+end_array(const struct restoring *to, uint32_t i)
+{
+    const struct restore_array *a = &to->r->arrays[i];
+    const struct record_array *record = a->record;
+    struct array *array = array_index_find(to->core->former_arrays, record->key.id);
+    int r;
+
+    if (!array) {
+        persist_gone(to->core, RECORD_ARRAY, record->key);
+        return 0;
+    }
+    r = end_expiry(to, a, array);
+    if (r < 0)
+        return r;
+    array->record = a->place;
+    array->record_named = record->flags & ARRAY_NAMED;
+    if (array->record_named != array->named)
+        persist_array(array);
+    else if (a->mark)
+        persist_mark(array);
+    array_settle(to->core, array);
+    return 0;
+}
+
+static int
+end_block(const struct restoring *to, uint32_t i)
+{
+    const struct restore_block *b = &to->r->blocks[i];
+
+    if (b->block)
+        block_settle(to->core, b->block);
+    return 0;
+}
+
+static void
+end_unit(const struct restoring *to)
+{
+    struct core *core = to->core;
+    struct pool *pool = to->unit->pool;
+    struct lost *lost;
+
+    units_end(core->units, to->unit);
+    persist_numbers(core);
+    if (!pool)
+        return;
+    RB_FOREACH(lost, losts, &pool->losts)
+        if (!restore_find(to->r, RECORD_LOST, lost->id))
+            persist_lost(core, lost);
+    doubts_know(&core->known, &pool->doubts); /* of who has come back meanwhile */
+}
+
+/* ---- a piece at a time ---- */
+
+/* Each for all records of that type, before the next; and whether what it changes is recorded. */
+static const struct phase {
+    enum record_type type;
+    int (*run)(const struct restoring *to, uint32_t i);
+    bool is_recorded;
+} phases[] = {
+    {RECORD_BLOCK, restore_block, false},   {RECORD_LOST, restore_lost, false},
+    {RECORD_ARRAY, restore_placed, false},  {RECORD_ARRAY, restore_part, false},
+    {RECORD_HOLD, restore_hold, false},     {RECORD_ARRAY, restore_use, false},
+    {RECORD_TICKET, restore_ticket, true},  {RECORD_BLOCK, enliven_block, true},
+    {RECORD_MEMBER, restore_member, false}, {RECORD_ARRAY, restore_companion, false},
+    {RECORD_ARRAY, end_array, true},        {RECORD_BLOCK, end_block, true},
+};
+
+static void
+count_steps(struct units *units)
+{
+    for (size_t i = 0; i < units->n; i++)
+        for (size_t k = 0; k < ARRAY_SIZE(phases); k++)
+            units->n_left += units->v[i].n[phases[k].type];
+    units->n_steps = units->n_left;
+}
+
+/* Some of its phase. Returns what of the budget it took, or -errno. */
+static int
+run_phase(const struct restoring *to, uint32_t budget)
+{
+    struct unit *unit = to->unit;
+    struct units *units = to->core->units;
+    const struct phase *phase = &phases[unit->phase];
+    const uint32_t *order = units->order[phase->type] + unit->first[phase->type];
+    struct journal **journal = &to->core->persist.journal, *was = *journal;
+    bool imports = phase->run == restore_block; /* one takes as long as many others */
+    uint32_t n = 0;
     int r = 0;
 
-    for (size_t i = 0; r == 0 && i < to->r->n_tickets; i++) {
-        const struct record_ticket *t = to->r->tickets[i];
-        const struct restore_array *a = find(to->r, RECORD_ARRAY, t->array);
-        if (a && a->array)
-            r = restore_ticket(to, t, a->array);
+    if (!phase->is_recorded)
+        *journal = NULL;
+    for (; r == 0 && unit->at < unit->n[phase->type] && n < (imports ? 1 : budget); n++)
+        r = phase->run(to, order[unit->at++]);
+    *journal = was;
+    units->n_left -= n;
+    if (unit->at == unit->n[phase->type]) {
+        unit->phase++;
+        unit->at = 0;
     }
+    return r < 0 ? r : (int)(imports && n ? budget : n);
+}
+
+/* -ENOMEM; else it has its name, or there is no such pool. */
+static int
+restore_timeline(const struct restoring *to, struct conn *conn,
+                 const struct record_page *record)
+{
+    struct pool *pool = units_pool(to->core->units, record->pool);
+    struct msg_str name = {record->name, record->n_name};
+
+    if (!pool || timeline_find(to->core, pool, name))
+        return 0;
+    return timeline_new(to->core, conn, pool, name, page_find(to->core, record->key.id), NULL);
+}
+
+static int
+restore_page(const struct restoring *to, const struct restore_page *page)
+{
+    struct conn *conn = get_conn(to, page->record->conn);
+    int r;
+
+    if (!conn || !page->made.slots || page->is_dead)
+        return 0;
+    r = page_restore(to->core, conn, page->record->key.id, &page->made);
+    if (r == 0 && page->record->n_name && conn->former)
+        r = restore_timeline(to, conn, page->record);
     return r;
+}
+
+/* It is what conn_hangup() leaves of one with memory, and gives nothing up before all is back: it
+ * may have more than is there yet. */
+static int
+restore_conn(const struct restoring *to, const struct restore_conn *c)
+{
+    const struct record_conn *record = c->record;
+    const struct core_peer peer = {.uid = record->uid,
+                                   .gid = record->gid,
+                                   .pid = (pid_t)record->pid};
+    struct core *core = to->core;
+    struct user *user;
+    struct conn *conn;
+
+    if (!c->conn)
+        return 0;
+    if (core_get_user(core, peer.uid, peer.gid, &user) < 0 ||
+        conn_open(core, c->conn, &peer, user, NULL, &conn) < 0)
+        return -ENOMEM;
+    conn->kept = c->kept;
+    conn->reported = conn->is_held_back = true;
+    conn->resumes = record->resumes;
+    conn->number = record->key.id;
+    memcpy(conn->token, record->token, sizeof(conn->token));
+    memcpy(conn->old_token, record->old_token, sizeof(conn->old_token));
+    if (conn->resumes)
+        former_new(core, conn);
+    conn_hangup(core, conn);
+    return 0;
+}
+
+static void
+restore_done(const struct restoring *to, const struct record_done *record)
+{
+    struct conn *conn = get_conn(to, record->key.id);
+
+    if (conn && record->key.of < DONE_MAX)
+        conn->done[record->key.of] = record->done;
+}
+
+static int
+restore_processes(const struct restoring *to)
+{
+    const struct restore *r = to->r;
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < r->n_conns; i++)
+        rc = restore_conn(to, &r->conns[i]);
+    for (size_t i = 0; i < r->n_dones; i++)
+        restore_done(to, r->dones[i]);
+    for (size_t i = 0; rc == 0 && i < r->n_pages; i++)
+        rc = restore_page(to, &r->pages[i]);
+    return rc;
 }
 
 /* With that which it has died of last. */
@@ -845,6 +738,7 @@ static void
 restore_numbers(const struct restoring *to)
 {
     struct core *core = to->core;
+    struct pool *pool;
 
     core->persist.n_numbers = to->r->n_numbers;
     if (to->r->n_pools)
@@ -853,28 +747,9 @@ restore_numbers(const struct restoring *to)
         return;
     core->next_array = core->next_block = core->next_page = core->persist.ids =
         to->r->floors[0]->ids;
-    core_restore_floor(core, to->r->floors[0]->generation);
-}
-
-/* ---- the journal ---- */
-
-/* What is not as it was: a mark, a name that is lost. */
-static void
-take_array(const struct restoring *to, const struct restore_array *a)
-{
-    const struct record_array *record = a->record;
-    struct array *array = array_index_find(to->core->former_arrays, record->key.id);
-
-    if (!array) {
-        persist_gone(to->core, RECORD_ARRAY, record->key);
-        return;
-    }
-    array->record = a->place;
-    array->record_named = record->flags & ARRAY_NAMED;
-    if (array->record_named != array->named)
-        persist_array(array);
-    else if (a->mark)
-        persist_mark(array);
+    core->floor = core->persist.floor = to->r->floors[0]->generation;
+    RB_FOREACH(pool, pools, &core->pools)
+        pool->floor = core->floor;
 }
 
 static void
@@ -886,33 +761,7 @@ take_conn(struct core *core, const struct restore_conn *c)
         persist_process(core, conn_find(&core->departed, c->conn));
 }
 
-/* Where its time begins now, that has to last. */
-static void
-take_ticket(struct core *core, const struct record_ticket *t)
-{
-    const struct ticket *ticket = ticket_find(core, (const uint64_t[]){t->key.id, t->key.of});
-
-    if (!ticket)
-        persist_gone(core, RECORD_TICKET, t->key);
-    else if (t->lease || t->ends_ns != ticket->ends_ns)
-        persist_ticket(core, ticket);
-}
-
-static void
-take_losts(const struct restoring *to)
-{
-    struct core *core = to->core;
-    struct pool *pool;
-    struct lost *lost;
-
-    RB_FOREACH(pool, pools, &core->pools)
-        RB_FOREACH(lost, losts, &pool->losts)
-            if (!find(to->r, RECORD_LOST, lost->id))
-                persist_lost(core, lost);
-}
-
-/* All that there is has its record in it. What has not come back is not looked for again: the
- * keeper gives its number to others. */
+/* What is not as it was. */
 static void
 take_journal(const struct restoring *to)
 {
@@ -922,52 +771,85 @@ take_journal(const struct restoring *to)
     core->persist.journal = r->journal;
     persist_numbers(core);
     persist_suspects(core);
-    for (size_t i = 0; i < r->n_blocks; i++)
-        if (!r->blocks[i].block)
-            persist_gone(core, RECORD_BLOCK, r->blocks[i].record->key);
     for (size_t i = 0; i < r->n_conns; i++)
         take_conn(core, &r->conns[i]);
     for (size_t i = 0; i < r->n_pages; i++)
         if (!page_find(core, r->pages[i].record->key.id))
             persist_gone(core, RECORD_PAGE, r->pages[i].record->key);
-    for (size_t i = 0; i < r->n_arrays; i++)
-        take_array(to, &r->arrays[i]);
-    for (size_t i = 0; i < r->n_tickets; i++)
-        take_ticket(core, r->tickets[i]);
-    take_losts(to);
 }
 
 int
-core_restore(struct core *core, struct restore *restore, restore_lost_fn *lost, void *userdata)
+core_restore(struct core *core, struct restore *restore)
 {
-    static int (*const steps[])(const struct restoring *) = {
-        restore_blocks,    restore_losts, restore_placed, restore_parts,
-        restore_processes, restore_pages, restore_uses,   restore_tickets,
-    };
-    const struct restoring to = {core, restore, lost, userdata};
-    struct user *user;
-    int r = 0;
+    const struct restoring to = {core, restore, NULL};
+    int r;
 
     restore_numbers(&to);
     restore_suspects(&to);
-    for (size_t i = 0; r == 0 && i < ARRAY_SIZE(steps); i++)
-        r = steps[i](&to);
+    r = formers_begin(core, restore->arrays, restore->n_arrays);
     if (r == 0)
-        r = formers_begin(core, restore->arrays, restore->n_arrays);
-    for (size_t i = 0; i < restore->n_blocks; i++)
-        if (restore->blocks[i].block)
-            restore->blocks[i].block->state = BLOCK_LIVE;
+        r = units_new(&core->units, core, restore, find_pool);
     if (r == 0)
-        r = restore_members(&to);
-    restore_companions(&to);
-    if (r == 0)
-        take_journal(&to);
-    settle_arrays(&to);
-    for (size_t i = 0; i < restore->n_blocks; i++)
-        if (restore->blocks[i].block)
-            block_settle(core, restore->blocks[i].block);
+        r = restore_processes(&to);
+    if (r < 0)
+        return r;
+    core->units->since_ns = core->now_ns;
+    count_steps(core->units);
+    take_journal(&to);
+    return 0;
+}
+
+/* ---- the end ---- */
+
+static void
+end_restore(struct core *core)
+{
+    size_t n_arrays = core->units->records->n_arrays;
+    struct conn *conn;
+    struct user *user;
+
+    units_free(TAKE_PTR(core->units));
+    formers_wait(core, n_arrays);
+    RB_FOREACH(conn, conns, &core->departed) {
+        bool has_left = conn->is_held_back && (!conn->former || conn->exited);
+        conn->is_held_back = false;
+        if (has_left)
+            conn_wake(conn);
+    }
     RB_FOREACH(user, users, &core->users)
         user_touch(user);
-    core->behind = true; /* what of it goes */
-    return r;
+}
+
+void
+restore_run(struct core *core)
+{
+    struct restoring to = {.core = core, .r = core->units->records};
+    uint32_t budget = core->pieces;
+    int n = 0;
+
+    while (n >= 0 && budget > 0 && (to.unit = units_next(core->units))) {
+        if (to.unit->phase < ARRAY_SIZE(phases)) {
+            n = run_phase(&to, budget);
+        } else {
+            end_unit(&to);
+            n = 1;
+        }
+        budget -= n > 0 ? (uint32_t)n : 0;
+    }
+    if (n < 0)
+        core->units->error = n;
+    else if (!to.unit)
+        end_restore(core);
+}
+
+bool
+core_is_whole(const struct core *core)
+{
+    return !core->units;
+}
+
+int
+core_restore_error(const struct core *core)
+{
+    return core->units ? core->units->error : 0;
 }

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The way back: what an earlier core has recorded (records.h) comes into a new one, before that has
- * its first connection. What the records say is checked; what cannot be is left out, and told.
+ * The way back: what an earlier core has recorded (records.h) comes into a new one. What the
+ * records say is checked; what cannot be is left out, and told.
  *
  *   restore_read()    the last record of each object that is there
- *   (the shell)       imports the blocks, finds the processes, maps the pages
- *   core_restore()    blocks, then arrays, then who may have them mapped, and signals
+ *   (the shell)       finds the processes, maps the pages
+ *   core_restore()    who may have memory mapped, and signals, before the first connection
+ *   core_tick()       then a piece of the rest with each, pool by pool: units.h
  *
- * Nobody is connected to the new core. What a process of the earlier one's has mapped is not given
- * to anybody as long as it lives (I2): its connection is a departed one, and as long as a block has
- * such, what was free in it is set aside (struct block, aside). An array that was being written is
- * abandoned, where who wrote it cannot say any more that it is whole; who can is waited for, as
- * are those that may read: former.h.
+ * What a process of the earlier core's has mapped is not given to anybody as long as it lives (I2):
+ * its connection is a departed one, and as long as a block has such, what was free in it is set
+ * aside (struct block, aside). An array that was being written is abandoned, where who wrote it
+ * cannot say any more that it is whole; who can is waited for, as are those that may read:
+ * former.h.
  */
 #pragma once
 
@@ -22,10 +23,9 @@ struct journal;
 
 struct restore_block {
     const struct record_block *record;
-    bool lost;       /* the shell's to fill: it could not be imported; else these */
-    uint64_t handle; /* as of core_alloc_result */
+    uint64_t handle; /* import()'s to fill, as of core_alloc_result */
     int fd;
-    struct block *block; /* for core_restore() */
+    struct block *block; /* the core's; NULL: it is not back */
 };
 
 struct restore_conn {
@@ -41,7 +41,7 @@ struct restore_array {
     uint16_t n;     /* bytes */
     uint32_t place; /* in the journal, in 8 bytes */
     uint64_t mark;
-    struct array *array; /* for core_restore() */
+    struct array *array; /* the core's: while its unit comes back */
 };
 
 struct restore_page {
@@ -62,6 +62,15 @@ struct restore_list {
         item *name;              \
         size_t n_##name;         \
     }
+
+struct restore_ops {
+    /* The memory of a block that the core is about to have. -EINVAL, -EBADF: there is none; any
+     * other -errno: not now, and the way back ends there. */
+    int (*import)(void *userdata, struct restore_block *block);
+    /* What did not come back this time. It is told by the core as well, where its pool is there:
+     * lost.h. */
+    void (*lost)(void *userdata, const char *pool, const char *name, const char *why);
+};
 
 struct restore { /* by the kind of record, and in the order of its keys */
 
@@ -88,22 +97,30 @@ struct restore { /* by the kind of record, and in the order of its keys */
 
     uint64_t in_hand[2]; /* when the earlier core ended: journal.h */
     uint64_t n_numbers;  /* of connections, with those that are gone: their holds say nothing */
-    struct journal *journal; /* the shell's to fill: the same, to be written from here on */
+    /* The shell's to fill: the same journal, to be written from here on, and who imports. */
+    struct journal *journal;
+    const struct restore_ops *ops;
+    void *userdata;
 };
 
 /* Of a journal that has been opened, which is to stay until restore_deinit(). -ENOMEM. */
 int restore_read(struct restore *ret, struct journal *journal);
 void restore_deinit(struct restore *restore);
 
-struct restore_conn *restore_find_conn(const struct restore *restore, uint64_t number);
+/* The item of that type's list, or NULL. */
+void *restore_find(const struct restore *restore, enum record_type type, uint64_t id);
+/* NULL: there is none. */
+const struct record_ticket *restore_find_ticket(const struct restore *restore,
+                                                struct record_key secret);
 
-/* What did not come back this time. It is told by the core as well, where its pool is there:
- * lost.h. */
-typedef void restore_lost_fn(void *userdata, const char *pool, const char *name,
-                             const char *why);
-
-/* Into a core without connections; blocks that were imported are its own from here on. Those that
- * nobody needs are released by CORE_RELEASE. The journal becomes the core's, which records what of
- * it has not come back; the next renewal leaves that out. -ENOMEM. */
-int core_restore(struct core *core, struct restore *restore, restore_lost_fn *lost,
-                 void *userdata);
+/* Into a core without connections. From here on the journal is the core's, which records what of it
+ * has not come back; the next renewal leaves that out. `restore` is borrowed until all is back.
+ * -ENOMEM. */
+int core_restore(struct core *core, struct restore *restore);
+/* Whether all is. Until then core_tick() has something to do, and core_admits() is to be asked. */
+bool core_is_whole(const struct core *core);
+/* -ENOMEM, or an import()'s: nothing more comes back in this process. What has not is recorded as
+ * it was, for the next one. */
+int core_restore_error(const struct core *core);
+/* For core_tick(): a piece of what is left, and the rest of the first. */
+void restore_run(struct core *core);

@@ -68,10 +68,9 @@ set_next(const struct array *array, struct msg_str after, struct msg_str prefix)
 }
 
 size_t
-member_bytes(const struct member *member)
+member_host(size_t n_key)
 {
-    return sizeof(*member) + member->n_key +
-           RECORD_HOST(sizeof(struct record_member) + member->n_key);
+    return sizeof(struct member) + n_key + RECORD_HOST(sizeof(struct record_member) + n_key);
 }
 
 /* A member's share of what the set is charged. */
@@ -80,7 +79,7 @@ member_charge(struct user *user, const struct member *member, struct refusal *r)
 {
     if (user_charge(user, RES_NAMES, 1, r))
         return REFUSED;
-    if (user_charge(user, RES_HOST, member_bytes(member), r) == 0)
+    if (user_charge(user, RES_HOST, member_host(member->n_key), r) == 0)
         return 0;
     user_uncharge(user, RES_NAMES, 1);
     return REFUSED;
@@ -139,7 +138,7 @@ member_new(struct set *set, struct msg_str key, struct array *array, struct memb
         return REFUSED;
     if (RB_INSERT(members, &set->members, member)) {
         user_uncharge(set->user, RES_NAMES, 1);
-        user_uncharge(set->user, RES_HOST, member_bytes(member));
+        user_uncharge(set->user, RES_HOST, member_host(member->n_key));
         return refuse(r, PROTO_ERR_EXISTS, "the set has a key \"%.*s\"", STR_FMT(key));
     }
     *ret = TAKE_PTR(member);
@@ -191,7 +190,7 @@ member_drop(struct set *set, struct member *member)
 
     RB_REMOVE(members, &set->members, member);
     user_uncharge(set->user, RES_NAMES, 1);
-    user_uncharge(set->user, RES_HOST, member_bytes(member));
+    user_uncharge(set->user, RES_HOST, member_host(member->n_key));
     free(member);
     set->n--;
     array->n_sets--;

@@ -55,7 +55,7 @@ struct array *set_get(const struct array *array, struct msg_str key);
 /* The first member > after whose key is not before the prefix. */
 struct member *set_next(const struct array *array, struct msg_str after, struct msg_str prefix);
 /* Bytes of the daemon's memory that a member is charged beside its array. */
-size_t member_bytes(const struct member *member);
+size_t member_host(size_t n_key);
 /* What follows the set's name in a name that begins with it. */
 struct msg_str set_key(const struct array *array, struct msg_str name);
 

@@ -26,11 +26,11 @@
  * returned to the caller, or put on a list of the core that core_run() looks at when the event
  * ends.
  *
- *   doubt refusal journal │ actions user device │ audit │ array_view reply+monitor job pool hold
- *   expiry │ persist │ block done lost set use │ array array_index linger watch │ page part
- *   reclaim │ settle fences flush │ lease │ ticket publish │ former grant │ bracket waiter
- *   release conn request_* │ metrics renewal request work │ core │ restore (+: each calls the
- *   other)
+ *   doubt refusal journal found │ actions user device restore_read │ audit │ array_view
+ *   reply+monitor job pool hold expiry │ persist │ block done lost set use │ array array_index
+ *   linger watch │ page part reclaim units │ settle fences flush │ lease │ ticket publish │
+ *   former grant │ bracket waiter release conn request_* │ metrics renewal request work │
+ *   core+restore (+: each calls the other)
  */
 #pragma once
 
@@ -84,6 +84,7 @@ struct core {
     struct conn_list landing;          /* that have, with streams still to store something */
     struct known_doubts known;         /* of which some may be settled */
     struct array_index *former_arrays; /* or NULL */
+    struct units *units;               /* what is not back yet; NULL: all is */
     struct conn_list waiting;          /* for HELLO, by deadline */
     struct user_list turns;            /* users with jobs that wait, the next one first */
 
@@ -152,8 +153,3 @@ metrics_count_outcome(struct user *user, enum msg_method method, const struct re
 
 /* A uid's, which has its own pool; gid: of that, where it is made. -ENOMEM. */
 int core_get_user(struct core *core, uid_t uid, gid_t gid, struct user **ret);
-/* For restore.c: a connection of an earlier core, which has departed. -ENOMEM. */
-int core_restore_conn(struct core *core, uint64_t id, uint32_t kept,
-                      const struct record_conn *record);
-/* No name gets that generation, or one before it. */
-void core_restore_floor(struct core *core, uint64_t generation);

@@ -4,6 +4,7 @@
 #include "array.h"
 #include "audit.h"
 #include "state.h"
+#include "units.h"
 
 static int
 cmp_secret(const struct ticket *a, const struct ticket *b)
@@ -139,16 +140,14 @@ ticket_new(struct core *core, struct conn *conn, struct array *array, bool reado
 
 int
 ticket_restore(struct core *core, struct user *user, struct array *array, bool readonly,
-               const struct ticket *like)
+               const struct ticket *like, struct ticket **ret)
 {
-    struct ticket *ticket;
-
     if (like->kind == TICKET_OWN && !like->conn)
         return 0;
-    if (make(core, user, array, readonly, like, &ticket, NULL))
+    if (make(core, user, array, readonly, like, ret, NULL))
         return -ENOMEM;
-    if (!ticket->conn)
-        end_by(core, ticket, expiry_time(core, core->config.ticket_ttl_ns));
+    if (!like->conn)
+        end_by(core, *ret, expiry_time(core, core->config.ticket_ttl_ns));
     return 0;
 }
 
@@ -205,6 +204,8 @@ tickets_run_out(struct core *core)
 
     for (uint32_t i = 0; i < core->pieces && tickets_end_ns(core) <= core->boot_ns; i++) {
         ticket = RB_MIN(ticket_ends, &core->ticket_ends);
+        if (units_lack(core->units, ticket->lease.array->pool->unit))
+            break;
         audit_ticket(core, ticket);
         memcpy(core->ran_out[core->n_ran_out++ % RAN_OUT_MAX], ticket->secret,
                sizeof(ticket->secret));

@@ -65,9 +65,10 @@ int ticket_check(struct msg_u64s words, struct refusal *r);
 /* Of conn's, for an array that it has. -ENOMEM; REFUSED: a limit, or there is one like it. */
 int ticket_new(struct core *core, struct conn *conn, struct array *array, bool readonly,
                const uint64_t *secret, enum ticket_kind kind, struct refusal *r);
-/* One of an earlier core's, whose sender has gone if like->conn is NULL. -ENOMEM. */
+/* One of an earlier core's, whose sender has gone if like->conn is NULL; *ret stays where it ended
+ * with that. -ENOMEM. */
 int ticket_restore(struct core *core, struct user *user, struct array *array, bool readonly,
-                   const struct ticket *like);
+                   const struct ticket *like, struct ticket **ret);
 struct ticket *ticket_find(struct core *core, const uint64_t *secret);
 /* The first one after that secret; n 0: of all. */
 struct ticket *ticket_find_next(struct core *core, struct msg_str secret);

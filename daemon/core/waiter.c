@@ -106,16 +106,16 @@ wait_for_releases(struct core *core, uint32_t device, struct waiter *waiter)
     waiter_put(waiter, &core->devices[device].retries);
 }
 
-/* True when arrays that have such memory linger, and it has not waited for too long. It tries
- * again when some do no more. */
+/* True when arrays that have such memory linger, and it has not waited for too long; or when not
+ * all is back, of which some may go. It tries again when some do no more, or all is. */
 static bool
 wait_for_landing(struct core *core, struct waiter *waiter, const struct lingering *lingering)
 {
-    if (!lingering->n || core->stopping)
+    if ((!lingering->n && !core->units) || core->stopping)
         return false;
-    if (!waiter->patience_ns)
+    if (!waiter->patience_ns && !core->units)
         waiter->patience_ns = core->now_ns + PATIENCE_NS;
-    if (waiter->patience_ns <= core->now_ns)
+    if (waiter->patience_ns <= core->now_ns && !core->units)
         return false;
     waiter->lingering = lingering;
     waiter->n_over = lingering->n_over;
@@ -304,7 +304,7 @@ waiters_run(struct core *core)
 
     for (int n = 0; n < RETRY_MAX && !is_last;) {
         struct waiter *waiter = TAILQ_FIRST(&core->hopeful);
-        bool over = core->stopping || waiter->patience_ns <= core->now_ns;
+        bool over = core->stopping || (waiter->patience_ns <= core->now_ns && !core->units);
         is_last = waiter == last;
         TAILQ_REMOVE(&core->hopeful, waiter, link);
         over |= waiter->n_over != waiter->lingering->n_over;

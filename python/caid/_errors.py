@@ -165,7 +165,7 @@ class AbandonedError(Error, code=ErrorCode.ABANDONED):
 
 
 class NotReadyError(Error, BlockingIOError, code=ErrorCode.NOT_READY):
-    """The daemon waits for its driver: to be tried again."""
+    """The daemon waits for its driver, or has not all back after a restart: to be tried again."""
 
 
 class LostError(Error, code=ErrorCode.LOST):

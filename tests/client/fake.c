@@ -51,7 +51,10 @@ fake_error(struct fake *fake, uint32_t code, const char *text, int cuda)
 {
     struct msg_buf out = {0};
 
-    must(msg_encode_error(&out, fake->id, code, text, cuda) == 0);
+    must(msg_encode_error(&out, fake->id,
+                          &(struct msg_error){.code = code,
+                                              .text = MSG_STR(text),
+                                              .cuda = cuda}) == 0);
     fake_send(fake, out.data, out.n, NULL, 0);
     msg_buf_deinit(&out);
 }

@@ -81,13 +81,14 @@ def answer(connection, answers):
             if callable(result):
                 result, fds = result()
             if isinstance(result, tuple):
-                error, result = {"code": result[0], "text": result[1]}, None
+                error, result = {"code": result[0], "text": result[1], **dict(result[2:])}, None
             socket.send_fds(connection, [pack([1, number, error, result])], fds)
 
 
 @contextlib.contextmanager
 def fake_daemon(path, device=None, silent=False, **answers):
-    """Answers a method with what is given by its name: a result, a refusal (code, text), or a function
+    """Answers a method with what is given by its name: a result, a refusal (code, text,
+    other pairs), or a function
     that returns a result and fds; one that raises ConnectionResetError hangs up. `notified` is called
     with each notification. Some changes of a device are for both HELLO and STATUS."""
     devices = [{**DEVICE, **(device or {})}]

@@ -100,9 +100,11 @@ static void
 send_error(struct daemon *d)
 {
     struct msg_buf buf = {0};
-    uint32_t code = (uint32_t)input_u64(&d->input);
+    const struct msg_error error = {.code = (uint32_t)input_u64(&d->input),
+                                    .text = MSG_STR("\x1b[2J"),
+                                    .cuda = (int32_t)input_u64(&d->input)};
 
-    if (msg_encode_error(&buf, d->id, code, "\x1b[2J", (int32_t)input_u64(&d->input)) == 0)
+    if (msg_encode_error(&buf, d->id, &error) == 0)
         packet_send(d->conn, buf.data, buf.n, NULL, 0, 0);
     msg_buf_deinit(&buf);
 }

@@ -43,6 +43,12 @@ uint64_t saved_count(const struct harness *h, bool blocks);
 void saved_check(struct harness *h);
 /* The same, but what comes after it takes its place. */
 void saved_restart(struct harness *h);
+/* And has not all back, before saved_finish(). */
+void saved_begin_restart(struct harness *h);
+void saved_finish(struct harness *h);
+/* The same where somebody has exited who is recorded yet: before a restart, since its shell would
+ * find that, and pages dead. */
+void saved_settle_exits(struct harness *h);
 /* Begins a new journal, or goes over to it when that has all. */
 void saved_renew(struct harness *h);
 

@@ -249,7 +249,7 @@ tally_set(struct tally *t, struct set *set)
     RB_FOREACH(member, members, &set->members) {
         CHECK(member->array->n_sets && !member->array->is_set && !member->array->pending);
         CHECK(member->n_key <= set->longest);
-        t->used[RES_HOST] += member_bytes(member);
+        t->used[RES_HOST] += member_host(member->n_key);
         n++;
     }
     CHECK(n == set->n && n > 0);

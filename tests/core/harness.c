@@ -140,6 +140,7 @@ h_deinit(struct harness *h)
 
     for (uint64_t conn = 1; conn <= h->next_conn; conn++)
         h_disconnect(h, conn);
+    saved_finish(h);
     h_tick(h, H_AGE_NS); /* tickets run out */
     h_finish_all(h);
     h_age(h);
@@ -234,7 +235,7 @@ carry_out(struct harness *h)
             break;
         }
     }
-    if (h_known)
+    if (h_known || !core_is_whole(h->core))
         return;
     if (core_objects(h->core) < CHECKED_MAX || ++h->n_unchecked % CHECKED_MAX == 0)
         core_check(h->core);
@@ -353,6 +354,8 @@ h_packet(struct harness *h, uint64_t conn, const void *packet, size_t n)
     h->replies[conn].seen = false;
     books_arm(true);
     core_set_boottime(h->core, h->now_ns + h->asleep_ns);
+    while (!core_admits(h->core, conn, packet, n))
+        core_tick(h->core, h->now_ns);
     core_receive(h->core, conn, packet, n, h->now_ns);
     books_arm(false);
     drain(h);

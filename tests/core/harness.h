@@ -19,6 +19,7 @@
 
 #include "core.h"
 #include "journal.h"
+#include "restore.h"
 #include "timeline.h"
 
 #define H_CONNS      64
@@ -61,6 +62,7 @@ struct h_reply {
     uint32_t id;
     uint32_t error; /* enum proto_error, 0: none */
     char text[512];
+    uint64_t left;  /* of NOT_READY */
     uint64_t lease; /* of the first array, and what else tests look at */
     uint64_t block;
     uint64_t offset;
@@ -194,6 +196,7 @@ struct harness {
     size_t n_ranges;
     size_t n_contents;
     struct journal journals[2], *journal; /* that counts */
+    struct restore *restore;              /* of an earlier core; or NULL */
     uint64_t journal_at;                  /* how far it was read */
     size_t n_saved;
     struct h_page pages[H_PAGES];

@@ -187,7 +187,11 @@ books_reply(struct harness *h, const struct core_action *a)
     cr_assert_leq(a->n_fds, PROTO_FDS_MAX);
     cr_assert_eq(msg_parse(&m, a->packet, a->n_packet), 0);
     cr_assert_eq(m.type, MSG_RESPONSE);
-    *reply = (struct h_reply){.seen = true, .id = m.id, .error = m.error, .n_fds = a->n_fds};
+    *reply = (struct h_reply){.seen = true,
+                              .id = m.id,
+                              .error = m.error,
+                              .left = m.error_left,
+                              .n_fds = a->n_fds};
     copy(reply->text, sizeof(reply->text), m.error_text);
     for (size_t i = 0; i < a->n_fds && i < ARRAY_SIZE(reply->fds); i++)
         reply->fds[i] = a->fds[i];

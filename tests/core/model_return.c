@@ -178,7 +178,7 @@ model_step_kill(struct model *m)
     for (int s = 0; s < M_SLOTS; s++)
         if (m->slots[s].conn && !m->slots[s].away)
             leave_behind(m, s);
-    saved_restart(&m->h);
+    saved_begin_restart(&m->h);
     m->returning = true;
 }
 
@@ -575,6 +575,7 @@ end_late(struct model *m)
 void
 model_return_all(struct model *m)
 {
+    saved_finish(&m->h);
     for (int s = 0; s < M_SLOTS; s++)
         if (m->slots[s].away) {
             m->left_behind = true;
@@ -603,6 +604,7 @@ model_step_return(struct model *m)
 {
     uint32_t first = model_random(m, M_SLOTS);
 
+    saved_settle_exits(&m->h);
     for (uint32_t i = 0; i < M_SLOTS; i++)
         if (m->slots[(first + i) % M_SLOTS].away) {
             come_back(m, (int)((first + i) % M_SLOTS));

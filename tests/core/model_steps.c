@@ -889,9 +889,10 @@ try_step(struct model *m)
     uint32_t what = model_random(m, 20);
     int s = some_client(m);
 
-    if (m->restarts && model_random(m, 40) == 0)
+    if (m->restarts && model_random(m, 40) == 0) {
+        saved_settle_exits(&m->h);
         model_step_kill(m);
-    else if (m->returning && model_random(m, 4) == 0)
+    } else if (m->returning && model_random(m, 4) == 0)
         model_step_return(m);
     else if (!m->restarts && model_random(m, 40) == 0)
         model_step_reconfigure(m);

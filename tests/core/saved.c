@@ -39,6 +39,9 @@ saved_init(struct harness *h)
 void
 saved_deinit(struct harness *h)
 {
+    if (h->restore)
+        restore_deinit(h->restore);
+    free(h->restore);
     for (int i = 0; i < 2; i++)
         if (h->journals[i].bytes)
             munmap(h->journals[i].bytes, BYTES);
@@ -398,6 +401,16 @@ find_conn(struct core *core, uint64_t number)
     return 0;
 }
 
+static int
+import(void *userdata UNUSED, struct restore_block *b)
+{
+    b->handle = b->record->kept;
+    b->fd = (int)b->record->kept;
+    return 0;
+}
+
+static const struct restore_ops ops = {.import = import, .lost = lost};
+
 /* The core that comes after this one. The tail is torn. */
 static struct core *
 restore(struct harness *h, const struct journal *from, struct journal *source,
@@ -418,10 +431,7 @@ restore(struct harness *h, const struct journal *from, struct journal *source,
     cr_assert_eq(journal_open(source), 0);
     cr_assert_eq(restore_read(r, source), 0);
     r->journal = source;
-    for (size_t i = 0; i < r->n_blocks; i++) {
-        r->blocks[i].handle = r->blocks[i].record->kept;
-        r->blocks[i].fd = (int)r->blocks[i].record->kept;
-    }
+    r->ops = &ops;
     for (size_t i = 0; i < r->n_conns; i++) {
         r->conns[i].conn = find_conn(h->core, r->conns[i].record->key.id);
         r->conns[i].kept = r->conns[i].record->kept;
@@ -437,7 +447,7 @@ restore(struct harness *h, const struct journal *from, struct journal *source,
     core_check_anew();
     cr_assert_eq(core_new(&core, &config, h->now_ns), 0);
     core_set_boottime(core, h->now_ns + h->asleep_ns);
-    cr_assert_eq(core_restore(core, r, lost, NULL), 0);
+    cr_assert_eq(core_restore(core, r), 0);
     return core;
 }
 
@@ -448,6 +458,8 @@ check_journal(struct harness *h, const struct journal *journal)
     struct restore r;
     struct core *core = restore(h, journal, &source, &r);
 
+    while (!core_is_whole(core))
+        core_tick(core, h->now_ns);
     core_check(core);
     assert_pools(h->core, core);
     assert_leases(core, &h->core->conns);
@@ -463,7 +475,7 @@ check_journal(struct harness *h, const struct journal *journal)
 void
 saved_check(struct harness *h)
 {
-    if (h_known)
+    if (h_known || !core_is_whole(h->core))
         return;
     check_journal(h, h->journal);
     if (core_journal_is_renewed(h->core))
@@ -476,8 +488,8 @@ has_handle(void *userdata, uint64_t handle)
     const struct restore *r = userdata;
 
     for (size_t i = 0; i < r->n_blocks; i++)
-        if (r->blocks[i].handle == handle)
-            return r->blocks[i].block;
+        if (r->blocks[i].record->kept == handle)
+            return true;
     return false;
 }
 
@@ -512,9 +524,33 @@ copy(struct harness *to, const struct harness *from)
 void
 saved_restart(struct harness *h)
 {
-    static struct harness old;
-    struct restore r;
+    saved_begin_restart(h);
+    saved_finish(h);
+}
 
+void
+saved_finish(struct harness *h)
+{
+    while (!core_is_whole(h->core))
+        h_tick(h, 0);
+}
+
+void
+saved_settle_exits(struct harness *h)
+{
+    struct conn *conn;
+    bool has_exited = false;
+
+    RB_FOREACH(conn, conns, &h->core->departed)
+        has_exited |= h->exited[conn->id];
+    if (has_exited)
+        saved_finish(h);
+}
+
+void
+saved_begin_restart(struct harness *h)
+{
+    static struct harness old;
     core_drop_journal(h->core);
     copy(&old, h);
     old.journal = &old.journals[h->journal - h->journals];
@@ -526,13 +562,13 @@ saved_restart(struct harness *h)
         h->gone[conn] = true;
     books_uses_unknown(h);
     memset(h->journals, 0, sizeof(h->journals));
+    h->restore = calloc(1, sizeof(*h->restore));
     h->journal = &h->journals[0];
-    h->core = restore(h, old.journal, h->journal, &r);
+    h->core = restore(h, old.journal, h->journal, h->restore);
     journal_go_on(h->journal);
     core_set_pieces(h->core, old.core->pieces);
-    books_restarted(h, has_handle, &r);
+    books_restarted(h, has_handle, h->restore);
     bury(&old);
-    restore_deinit(&r);
     h_tick(h, 0);
 }
 
@@ -542,6 +578,8 @@ saved_renew(struct harness *h)
 {
     struct journal *next = &h->journals[h->journal == &h->journals[0]];
 
+    if (!core_is_whole(h->core))
+        return;
     if (!next->bytes) {
         *next = journal_new();
         core_renew_journal(h->core, next);

@@ -66,6 +66,28 @@ CORE_TEST(return, in_its_own_place_at_the_limit, two_connections)
     cr_assert_eq(h_counts(h).connections, 2);
 }
 
+/* A uid with something that is not back is not served, as others are. */
+CORE_TEST(return, in_pieces, NULL)
+{
+    uint64_t a = come(h, 1000), b = come(h, 1001);
+
+    core_set_pieces(h->core, 1);
+    saved_begin_restart(h);
+    uint64_t c = h_connect(h, 1002, 1002);
+    cr_assert_not(core_is_whole(h->core));
+    h_create_now(h, c, NULL, "x", 100);
+    cr_assert_not(core_is_whole(h->core), "a third one waits for them");
+    cr_assert(hello(h, h_connect_as(h, 1001, 1001, h->pids[b]), b)->resumed,
+              "its own is there");
+    cr_assert_not(core_is_whole(h->core), "and for no other's");
+    h->now_ns += 4 * NSEC_PER_SEC;
+    const struct h_reply *reply = hello(h, connect_as(h, a), a);
+    cr_assert_eq(reply->error, PROTO_ERR_NOT_READY);
+    cr_assert(reply->left > 0 && reply->left <= 1000000);
+    saved_finish(h);
+    cr_assert(hello(h, connect_as(h, a), a)->resumed);
+}
+
 CORE_TEST(return, at_once, NULL)
 {
     uint64_t conns[] = {come(h, 1000), come(h, 1000), come(h, 1000)};

@@ -134,7 +134,10 @@ main(int argc, char **argv)
         put_method(&out, (enum msg_method)i, SAMPLE_MINIMAL);
         put_method(&out, (enum msg_method)i, SAMPLE_FULL);
     }
-    int r = msg_encode_error(&b, 1, PROTO_ERR_DRIVER, "out of memory", 2);
+    int r = msg_encode_error(&b, 1,
+                             &(struct msg_error){.code = PROTO_ERR_DRIVER,
+                                                 .text = MSG_STR("out of memory"),
+                                                 .cuda = 2});
     put_packet(&out, "error", "full", r, &b);
     put_refused(&out);
     if (out.failed && out.check)

@@ -147,7 +147,10 @@ main(void)
                                                               .mode = MSG_STR("r")}),
                  &b);
     print_packet("daemon: the refusal",
-                 msg_encode_error(&b, 5, PROTO_ERR_NOT_FOUND, "no array \"wieghts\"", 0), &b);
+                 msg_encode_error(&b, 5,
+                                  &(struct msg_error){.code = PROTO_ERR_NOT_FOUND,
+                                                      .text = MSG_STR("no array \"wieghts\"")}),
+                 &b);
     print_packet("client: close, not answered", msg_encode_notify(&b, MSG_CLOSE, &params), &b);
     msg_buf_deinit(&b);
     return 0;

@@ -10,12 +10,18 @@ check_error_text(const char *text, const char *expected)
     _cleanup_(msg_buf_deinit) struct msg_buf b = {0};
     struct msg m;
 
-    cr_assert_eq(msg_encode_error(&b, UINT32_MAX, PROTO_ERR_DRIVER, text, -700), 0);
+    cr_assert_eq(msg_encode_error(&b, UINT32_MAX,
+                                  &(struct msg_error){.code = PROTO_ERR_DRIVER,
+                                                      .text = MSG_STR(text),
+                                                      .cuda = -700,
+                                                      .left = 5}),
+                 0);
     cr_assert_eq(msg_parse(&m, b.data, b.n), 0);
     cr_assert_eq(m.type, MSG_RESPONSE);
     cr_assert_eq(m.id, UINT32_MAX);
     cr_assert_eq(m.error, PROTO_ERR_DRIVER);
     cr_assert_eq(m.error_cuda, -700);
+    cr_assert_eq(m.error_left, 5);
     cr_assert_eq(m.error_text.n, strlen(expected));
     cr_assert(msg_str_eq(m.error_text, expected));
     msg_deinit(&m);

@@ -56,6 +56,22 @@ def test_a_daemon_cannot_choose_what_is_loaded(tmp_path, monkeypatch, driver):
             caid.connect(str(tmp_path / "s"))
 
 
+def test_a_daemon_that_has_not_all_back(daemon, tmp_path):
+    """A client waits as long as what is left becomes less."""
+    def refusal(left):
+        return (22, "not all is back", *([("left", left)] if left else [])), []
+
+    with daemon.connect() as real:
+        hello = {**HELLO, "driver": "soft", "devices": [{**DEVICE, "uuid": real.devices[0].uuid}]}
+    answers = iter([refusal(900), refusal(400), (hello, []), refusal(900), refusal(900), refusal(0)])
+    with fake_daemon(tmp_path / "s", hello=lambda: next(answers)):
+        caid.connect(tmp_path / "s").close()
+        for _ in range(2):  # the second one says nothing of that
+            with pytest.raises(caid.NotReadyError):
+                caid.connect(tmp_path / "s")
+    assert next(answers, None) is None
+
+
 @pytest.mark.parametrize("page", [{"metrics": []}, {"from": 1}, {"from": 1, "pool": "p" * 600}])
 def test_metrics_that_do_not_get_on(tmp_path, page):
     answer = {"metrics": [{"name": "x", "value": 1}], "more": True, **page}

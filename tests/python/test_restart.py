@@ -469,11 +469,12 @@ def test_parts_of_an_arena(restarts):
 
 
 def test_a_start_is_no_turn(restarts):
-    """Nobody waits for a turn while the daemon takes over what there was."""
+    """Nobody waits for a turn before the daemon serves; what comes back then does so in many."""
     with restarts.connect() as c:
-        c.create("x", 1000, "<f4").close()
+        for i in range(30):
+            c.create(f"x{i}", 1000, "<f4", exclusive=True).close()
     restarts.end()
-    restarts.start("env", "CAID_SOFTCUDA_FAIL=cuInit=delay:100000,cuMemImportFromShareableHandle=delay:1000000")
+    restarts.start("env", "CAID_SOFTCUDA_FAIL=cuInit=delay:1000000,cuMemImportFromShareableHandle=delay:50000")
     with restarts.connect() as c:
         assert 0 < c.status().turn_wall_ns < 1_000_000_000
 
@@ -1191,6 +1192,8 @@ def test_pools():
         r.end()
         r.config.write_text(POOLS[: POOLS.index("[pool \"other")])
         r.start()
+        with r.connect() as c:
+            c.status()  # when all is back
         assert 'array "x" in pool "other" is lost: its pool is not configured' in r.log()
         with r.connect() as c:
             assert pools(c) == before

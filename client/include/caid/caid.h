@@ -66,7 +66,7 @@ enum caid_code {
     CAID_ERR_TIMEOUT = 19,       /* that did not come in time, or the daemon did not answer */
     CAID_ERR_DEADLOCK = 20,      /* it would wait for what this thread has to end */
     CAID_ERR_ABANDONED = 21,     /* a process died before its work was done */
-    CAID_ERR_NOT_READY = 22,     /* the daemon waits for its driver: try again */
+    CAID_ERR_NOT_READY = 22,     /* its driver is not there, or not all is back: try again */
     CAID_ERR_LOST = 23,          /* the array did not come back from an earlier daemon */
     CAID_ERR_INTERNAL = 24,      /* two daemons have died of this call */
     CAID_ERR_NO_DAEMON = 64,     /* nobody listens at the socket */

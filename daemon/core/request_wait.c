@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which requests wait, while not all is back after a restart.
+ */
+#include "array.h"
+#include "request.h"
+#include "restore.h"
+#include "units.h"
+
+#define HELLO_WAIT_NS \
+    UINT64_C(4000000000)             /* until it is refused; clients wait 5 s for an answer */
+#define HOST_ROOM ((size_t)16 << 20) /* more than a request is charged, bytes */
+#define FDS_ROOM  64
+
+/* What tells of all pools, or changes something in all. */
+static const bool needs_all[MSG_N_METHODS] = {
+    [MSG_STATUS] = true,  [MSG_MEMORY_INFO] = true, [MSG_POOLS] = true,
+    [MSG_FLUSH] = true,   [MSG_USERS] = true,       [MSG_DRAIN] = true,
+    [MSG_METRICS] = true, [MSG_TICKETS] = true,     [MSG_WITHDRAW] = true,
+};
+
+/* What is not back counts, too, against what all may have together; how much it is, is not known
+ * exactly. */
+static bool
+is_near_total(const struct core *core)
+{
+    const struct core_totals *totals = &core->config.totals;
+    const struct units *u = core->units;
+    uint64_t host = core->used[RES_HOST] + u->host + HOST_ROOM;
+    uint64_t fds = core->used[RES_FDS] + u->records->n_blocks - u->n_blocks_whole + FDS_ROOM;
+
+    return (totals->host_bytes && host > totals->host_bytes - totals->host_bytes / 16) ||
+           (totals->fds && fds > totals->fds - totals->fds / 16);
+}
+
+static bool
+lacks_arrays(struct units *units, struct msg_u64s ids, uint32_t first, uint32_t step)
+{
+    bool lacks = false;
+
+    for (uint32_t i = first; i < ids.n; i += step)
+        lacks |= units_lack_array(units, ids.v[i]);
+    return lacks;
+}
+
+static bool
+lacks_claims(struct units *units, const struct conn *conn, const struct msg_resume_params *p)
+{
+    bool lacks = lacks_arrays(units, p->read, 1, 2) | lacks_arrays(units, p->write, 1, 2) |
+                 lacks_arrays(units, p->parts, 0, 1) | lacks_arrays(units, p->ended, 0, 5);
+
+    for (size_t i = 0; i < DONE_MAX; i++) /* for what is repeated, and undone */
+        lacks |= units_lack_array(units, conn->done[i].array) |
+                 units_lack_array(units, conn->done[i].part);
+    return lacks;
+}
+
+static bool
+lacks_something(struct core *core, const struct conn *conn, enum msg_method method,
+                const union params *params)
+{
+    const struct msg_str *name = msg_param(method, params, "pool");
+    const struct msg_u64s *ticket = msg_param(method, params, "ticket");
+    const bool *all = msg_param(method, params, "all");
+    struct pool *pool = name ? pool_find(core, conn, *name) : NULL;
+
+    if (needs_all[method] || (all && *all) || is_near_total(core))
+        return true;
+    if (method == MSG_RESUME)
+        return lacks_claims(core->units, conn, &params->resume);
+    if (ticket && ticket->n == TICKET_WORDS)
+        return units_lack_ticket(core->units, (struct record_key){ticket->v[0], ticket->v[1]});
+    return pool && units_lack(core->units, pool->unit);
+}
+
+/* Not for ever: its client may have given up by then. */
+static bool
+hello_waits(const struct core *core, const struct conn *conn)
+{
+    return core->now_ns < core->units->since_ns + HELLO_WAIT_NS &&
+           (units_lack_user(core->units, conn->user->uid) || is_near_total(core));
+}
+
+bool
+core_admits(struct core *core, uint64_t id, const void *packet, size_t n)
+{
+    struct conn *conn = core->units ? conn_find(&core->conns, id) : NULL;
+    union params params;
+    struct msg m;
+    bool waits = false;
+
+    if (!conn || conn->closing || msg_parse(&m, packet, n) < 0)
+        return true;
+    if (m.method == MSG_HELLO)
+        waits = hello_waits(core, conn);
+    else if (m.method != MSG_UNKNOWN && conn->greeted && msg_decode_params(&m, &params) == 0)
+        waits = lacks_something(core, conn, m.method, &params);
+    msg_deinit(&m);
+    return !waits;
+}
+
+bool
+core_admits_more(struct core *core)
+{
+    struct units *u = core->units;
+
+    if (u && !u->has_refused_hello && core->now_ns >= u->since_ns + HELLO_WAIT_NS)
+        u->has_refused_hello = u->has_news = true;
+    if (!u || !u->has_news)
+        return false;
+    u->has_news = false;
+    return true;
+}
+
+int
+hello_check(struct core *core, const struct conn *conn, struct refusal *r)
+{
+    if (!units_lack_user(core->units, conn->user->uid))
+        return 0;
+    refusal_fill(r, PROTO_ERR_NOT_READY,
+                 "caid has restarted, and not all is back yet: try again");
+    r->left = units_left(core->units);
+    return REFUSED;
+}

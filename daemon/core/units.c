@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "units.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "array.h"
+#include "found.h"
+#include "lost.h"
+#include "set.h"
+#include "state.h"
+
+#define NOBODY  ((uid_t)-1)
+#define MILLION UINT64_C(1000000)
+
+static const enum record_type types[] = {RECORD_BLOCK, RECORD_ARRAY, RECORD_MEMBER,
+                                         RECORD_HOLD,  RECORD_LOST,  RECORD_TICKET};
+
+/* ---- what a record is of ---- */
+
+struct of { /* a record's unit, and who is charged for what it tells of, bytes */
+    uint32_t unit;
+    uid_t uid;
+    size_t host;
+};
+
+static uint32_t
+unit_of_pool(const struct units *u, uint32_t number)
+{
+    const struct record_pool **found = restore_find(u->records, RECORD_POOL, number);
+
+    return found ? u->of_pool[found - u->records->pools] : 0;
+}
+
+static struct of
+of_block(const struct units *u, const struct record_block *record)
+{
+    return record ? (struct of){unit_of_pool(u, record->pool), record->uid, BLOCK_HOST}
+                  : (struct of){.uid = NOBODY};
+}
+
+static struct of
+of_array(const struct units *u, const struct restore_array *a)
+{
+    if (!a)
+        return (struct of){.uid = NOBODY};
+
+    const struct record_array *r = a->record;
+    size_t n_extents = (size_t)r->ndim * (r->flags & ARRAY_STRIDES ? 2 : 1) * sizeof(int64_t);
+    size_t host = array_host(n_extents, r->n_typestr, r->n_descr, r->n_name);
+    if (r->flags & ARRAY_TEXT)
+        host += TEXT_BYTES(r->n_metadata);
+    if (r->whole)
+        host += PART_HOST;
+    return (struct of){unit_of_pool(u, r->pool), r->uid, host};
+}
+
+static struct of
+of_member(const struct units *u, const struct record_member *m)
+{
+    struct of of = of_array(u, restore_find(u->records, RECORD_ARRAY, m->key.id));
+
+    of.host = member_host(m->n_name);
+    return of;
+}
+
+static uid_t
+uid_of_conn(const struct units *u, uint64_t number)
+{
+    const struct restore_conn *conn = restore_find(u->records, RECORD_CONN, number);
+
+    return conn ? conn->record->uid : NOBODY;
+}
+
+static struct of
+of_hold(const struct units *u, const struct record_hold *hold)
+{
+    const struct restore_block *b = restore_find(u->records, RECORD_BLOCK, hold->key.id);
+    struct of of = of_block(u, b ? b->record : NULL);
+
+    of.uid = uid_of_conn(u, hold->key.of);
+    of.host = HOLD_HOST;
+    return of;
+}
+
+static struct of
+of_ticket(const struct units *u, const struct record_ticket *t)
+{
+    struct of of = of_array(u, restore_find(u->records, RECORD_ARRAY, t->array));
+
+    of.uid = t->lease ? uid_of_conn(u, t->conn) : t->uid;
+    of.host = TICKET_HOST;
+    return of;
+}
+
+static struct of
+of_record(const struct units *u, enum record_type type, size_t i)
+{
+    const struct restore *r = u->records;
+
+    switch (type) {
+    case RECORD_BLOCK: return of_block(u, r->blocks[i].record);
+    case RECORD_ARRAY: return of_array(u, &r->arrays[i]);
+    case RECORD_MEMBER: return of_member(u, r->members[i]);
+    case RECORD_HOLD: return of_hold(u, r->holds[i]);
+    case RECORD_TICKET: return of_ticket(u, r->tickets[i]);
+    default:
+        return (struct of){unit_of_pool(u, r->losts[i]->pool), r->losts[i]->uid,
+                           lost_host(r->losts[i]->n_name)};
+    }
+}
+
+/* ---- whom it concerns ---- */
+
+static int
+compare_concerns(const void *a, const void *b)
+{
+    const struct concern *x = a, *y = b;
+    int c = CMP(x->uid, y->uid);
+
+    return c ? c : CMP(x->unit, y->unit);
+}
+
+/* Each once. */
+static void
+sort_concerns(struct units *u)
+{
+    size_t n = 0;
+
+    qsort(u->concerns, u->n_concerns, sizeof(*u->concerns), compare_concerns);
+    for (size_t i = 0; i < u->n_concerns; i++)
+        if (n == 0 || compare_concerns(&u->concerns[n - 1], &u->concerns[i]) != 0)
+            u->concerns[n++] = u->concerns[i];
+    u->n_concerns = n;
+}
+
+/* -ENOMEM. */
+static int
+add_concern(struct units *u, const struct of *of)
+{
+    struct concern *last = u->n_concerns ? &u->concerns[u->n_concerns - 1] : NULL, *v;
+
+    if (of->uid == NOBODY || (last && last->unit == of->unit && last->uid == of->uid))
+        return 0;
+    if (u->n_concerns == u->n_room && u->n_room)
+        sort_concerns(u);
+    if (u->n_concerns >= u->n_room / 2) {
+        v = reallocarray(u->concerns, 2 * u->n_room + 64, sizeof(*v));
+        if (!v)
+            return -ENOMEM;
+        u->concerns = v;
+        u->n_room = 2 * u->n_room + 64;
+    }
+    u->concerns[u->n_concerns++] = (struct concern){of->unit, of->uid};
+    return 0;
+}
+
+/* ---- order ---- */
+
+/* Arrays by their place in their block; tickets, whose keys are random, by that in the journal.
+ * -ENOMEM. */
+static int
+sort_places(const struct units *u, enum record_type type, struct founds *ret)
+{
+    const struct restore *r = u->records;
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < r->lists[type].n; i++) {
+        struct record_key key = {0};
+        if (type == RECORD_ARRAY)
+            key = (struct record_key){r->arrays[i].record->block, r->arrays[i].record->offset};
+        if (type == RECORD_TICKET)
+            key.id = (uintptr_t)r->tickets[i];
+        rc = founds_add(ret, key, i);
+    }
+    return rc ? rc : founds_sort(ret);
+}
+
+/* By unit; those of one stay in their order. key.id of each is its unit. */
+static int
+order(struct units *u, enum record_type type, const struct founds *founds)
+{
+    uint32_t *places = reallocarray(NULL, founds->n + 1, sizeof(*places));
+    size_t at = 0;
+
+    if (!places)
+        return -ENOMEM;
+    u->order[type] = places;
+    for (size_t i = 0; i < u->n; i++) {
+        u->v[i].first[type] = at;
+        at += u->v[i].n[type];
+        u->v[i].n[type] = 0;
+    }
+    for (size_t i = 0; i < founds->n; i++) {
+        struct unit *unit = &u->v[founds->v[i].key.id];
+        places[unit->first[type] + unit->n[type]++] = (uint32_t)founds->v[i].place;
+    }
+    return 0;
+}
+
+/* -ENOMEM. */
+static int
+add_type(struct units *u, enum record_type type)
+{
+    struct founds founds = {0};
+    int r = sort_places(u, type, &founds);
+
+    for (size_t i = 0; r == 0 && i < founds.n; i++) {
+        const struct of of = of_record(u, type, founds.v[i].place);
+        struct unit *unit = &u->v[of.unit];
+        founds.v[i].key.id = of.unit;
+        unit->n[type]++;
+        unit->n_records++;
+        unit->host += of.host;
+        u->host += of.host;
+        r = add_concern(u, &of);
+    }
+    if (r == 0)
+        r = order(u, type, &founds);
+    founds_deinit(&founds);
+    return r;
+}
+
+/* ---- life ---- */
+
+/* Pools may have had several numbers. The first unit is that of what has no pool. */
+static void
+find_pools(struct units *u, struct core *core, units_pool_fn *get_pool)
+{
+    const struct restore *r = u->records;
+
+    u->n = 1;
+    for (size_t i = 0; i < r->n_pools; i++) {
+        struct pool *pool = get_pool(core, r->pools[i]);
+        if (!pool)
+            continue;
+        pool->number = (uint32_t)r->pools[i]->key.id;
+        if (!pool->unit) {
+            pool->unit = &u->v[u->n++];
+            pool->unit->pool = pool;
+        }
+        u->of_pool[i] = (uint32_t)(pool->unit - u->v);
+    }
+}
+
+int
+units_new(struct units **ret, struct core *core, struct restore *records,
+          units_pool_fn *get_pool)
+{
+    struct units *u = calloc(1, sizeof(*u));
+    int r = 0;
+
+    if (!u)
+        return -ENOMEM;
+    u->records = records;
+    u->v = calloc(records->n_pools + 1, sizeof(*u->v));
+    u->of_pool = calloc(records->n_pools + 1, sizeof(*u->of_pool));
+    if (!u->v || !u->of_pool) {
+        units_free(u);
+        return -ENOMEM;
+    }
+    find_pools(u, core, get_pool);
+    for (size_t i = 0; r == 0 && i < ARRAY_SIZE(types); i++)
+        r = add_type(u, types[i]);
+    if (r < 0) {
+        units_free(u);
+        return r;
+    }
+    sort_concerns(u);
+    *ret = u;
+    return 0;
+}
+
+void
+units_free(struct units *u)
+{
+    if (!u)
+        return;
+    for (size_t i = 0; u->v && i < u->n; i++)
+        if (u->v[i].pool)
+            u->v[i].pool->unit = NULL;
+    for (size_t i = 0; i < N_RECORDS; i++)
+        free(u->order[i]);
+    free(u->concerns);
+    free(u->of_pool);
+    free(u->v);
+    free(u);
+}
+
+/* ---- which one ---- */
+
+struct pool *
+units_pool(const struct units *u, uint32_t number)
+{
+    return u->v[unit_of_pool(u, number)].pool;
+}
+
+static bool
+comes_before(const struct unit *a, const struct unit *b)
+{
+    return !b || a->is_wanted > b->is_wanted ||
+           (a->is_wanted == b->is_wanted && a->n_records < b->n_records);
+}
+
+struct unit *
+units_next(struct units *u)
+{
+    if (u->next && !u->next->is_whole)
+        return u->next;
+    u->next = NULL;
+    for (size_t i = 0; i < u->n; i++)
+        if (!u->v[i].is_whole && comes_before(&u->v[i], u->next))
+            u->next = &u->v[i];
+    return u->next;
+}
+
+void
+units_end(struct units *u, struct unit *unit)
+{
+    unit->is_whole = true;
+    u->has_news |= unit->is_wanted;
+    u->host -= unit->host;
+    u->n_blocks_whole += unit->n[RECORD_BLOCK];
+    if (unit->pool)
+        unit->pool->unit = NULL;
+}
+
+uint64_t
+units_left(const struct units *u)
+{
+    return 1 + (MILLION - 1) * u->n_left / (u->n_steps + 1);
+}
+
+/* ---- who waits ---- */
+
+bool
+units_lack(struct units *u, struct unit *unit)
+{
+    if (!u || !unit || unit->is_whole)
+        return false;
+    if (!unit->is_wanted) {
+        unit->is_wanted = true;
+        u->next = NULL; /* another one may be that now */
+    }
+    return true;
+}
+
+bool
+units_lack_user(struct units *u, uid_t uid)
+{
+    size_t i = 0, n = u ? u->n_concerns : 0;
+    bool lacks = false;
+
+    while (i < n) { /* the first one of the uid */
+        size_t middle = i + (n - i) / 2;
+        if (u->concerns[middle].uid < uid)
+            i = middle + 1;
+        else
+            n = middle;
+    }
+    for (; u && i < u->n_concerns && u->concerns[i].uid == uid; i++)
+        lacks |= units_lack(u, &u->v[u->concerns[i].unit]);
+    return lacks;
+}
+
+bool
+units_lack_array(struct units *u, uint64_t id)
+{
+    const struct restore_array *a = u ? restore_find(u->records, RECORD_ARRAY, id) : NULL;
+
+    return a && units_lack(u, &u->v[unit_of_pool(u, a->record->pool)]);
+}
+
+bool
+units_lack_ticket(struct units *u, struct record_key secret)
+{
+    const struct record_ticket *t = u ? restore_find_ticket(u->records, secret) : NULL;
+
+    return t && units_lack(u, &u->v[of_ticket(u, t).unit]);
+}
