@@ -72,7 +72,7 @@ endfunction()
 function(caid_pytest name)
   cmake_parse_arguments(ARG "GPU;GPU_ONLY" "" "" ${ARGN})
   list(TRANSFORM ARG_UNPARSED_ARGUMENTS REPLACE "^([^-/].*)" "${CMAKE_CURRENT_SOURCE_DIR}/\\1")
-  set(command ${Python_EXECUTABLE} -X dev ${PROJECT_SOURCE_DIR}/tests/python/run.py -q -p no:cacheprovider
+  set(command ${Python_EXECUTABLE} -X dev ${PROJECT_SOURCE_DIR}/tests/python/run.py -q -rs -p no:cacheprovider
     ${ARG_UNPARSED_ARGUMENTS})
   set(environment ${CAID_TEST_ENV} ${CAID_PYTEST_ENV})
   if(ARG_GPU_ONLY)

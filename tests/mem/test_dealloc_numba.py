@@ -222,7 +222,7 @@ class SideBySide(RuleBasedStateMachine):
 
 
 SideBySide.TestCase.settings = settings(
-    max_examples=int(os.environ.get("CAID_TEST_EXAMPLES", "300")),
+    max_examples=int(os.environ.get("CAID_TEST_EXAMPLES", "150")),
     stateful_step_count=60,
     deadline=None,
     database=None,

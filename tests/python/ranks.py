@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of test_mpi.py do: usage: mpirun -n 4 python -m mpi4py ranks.py NAME SOCKET...
+"""What the ranks of test_mpi.py do: usage: mpirun -n 4 python -m mpi4py ranks.py NAME[,NAME...] SOCKET...
 
 The first ranks have the first socket, and so on: daemons that stand for machines."""
 
@@ -318,4 +318,5 @@ def forever():
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    for name in sys.argv[1].split(","):
+        globals()[name]()

@@ -32,9 +32,8 @@ def machines():
         yield daemons
 
 
-@pytest.mark.parametrize("what", ["layouts", "shared", "errors", "halos", "weights"])
-def test_ranks(mpirun, machines, what):
-    command = [*mpirun, what, *(daemon.address for daemon in machines)]
+def test_ranks(mpirun, machines):
+    command = [*mpirun, "layouts,shared,errors,halos,weights", *(daemon.address for daemon in machines)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S)
     assert done.returncode == 0, done.stderr
     wait_until_nothing_is_left(machines)
