@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define WIDTH 100 /* columns */
@@ -14,18 +15,23 @@
 struct field {
     const char *type, *name, *unit, *text; /* text NULL: the table does not document it */
     bool required;
+    const char *of, *alone; /* a record, or records; its name where it is one */
 };
 
 #define REQUIRED_REQ          true
 #define REQUIRED_OPT          false
+#define REQUIRED_ALL          false
 #define UNIT(unit, ...)       #unit
 #define TEXT(unit, text, ...) text
 
 #define RECORD(r) static const struct field r##_fields[] = {
-#define FIELD(r, type, name, presence, ...) \
-    {#type, #name, UNIT(__VA_ARGS__, ), TEXT(__VA_ARGS__, NULL, ), REQUIRED_##presence},
+#define FIELD(r, type, name, presence, ...)                                             \
+    {#type, #name, UNIT(__VA_ARGS__, ), TEXT(__VA_ARGS__, NULL, ), REQUIRED_##presence, \
+     NULL,  NULL},
 #define NESTED(r, of, name, ...) \
-    {"[`" #of "`]", #name, "", TEXT(, ##__VA_ARGS__, NULL, ), false},
+    {"[`" #of "`]", #name, "RECORDS", TEXT(, ##__VA_ARGS__, NULL, ), false, #of, NULL},
+#define ONE(r, of, name, alone, text) \
+    {"[`" #of "`]", #name, "RECORD", text, false, #of, #alone},
 #define END_RECORD(r) \
     {                 \
         0             \
@@ -79,15 +85,27 @@ print_protocol(const struct record *record)
 
 /* ---- programs ---- */
 
+/* A unit in C, with its count where it is a list, and in Python: % is the name of the field or, of
+ * a record, of that. */
 static const struct unit {
-    const char *name, *c, *python;
+    const char *name, *c, *count, *python;
 } units[] = {
-    {"COUNT", "uint64_t ", "int"},   {"BYTES", "uint64_t ", "int"},
-    {"QUOTA", "uint64_t ", "int"},   {"NS", "uint64_t ", "int"},
-    {"NUMBER", "uint64_t ", "int"},  {"UID", "uint32_t ", "int"},
-    {"GID", "uint32_t ", "int"},     {"MODE", "uint32_t ", "int"},
-    {"FLAG", "bool ", "bool"},       {"TEXT", "const char *", "str"},
-    {"NAME", "const char *", "str"},
+    {"COUNT", "uint64_t ", NULL, "int"},
+    {"BYTES", "uint64_t ", NULL, "int"},
+    {"QUOTA", "uint64_t ", NULL, "int"},
+    {"NS", "uint64_t ", NULL, "int"},
+    {"NUMBER", "uint64_t ", NULL, "int"},
+    {"UID", "uint32_t ", NULL, "int"},
+    {"GID", "uint32_t ", NULL, "int"},
+    {"MODE", "uint32_t ", NULL, "int"},
+    {"FLAG", "bool ", NULL, "bool"},
+    {"TEXT", "const char *", NULL, "str"},
+    {"NAME", "const char *", NULL, "str"},
+    {"JSON", "const char *", NULL, "Any"},
+    {"DEVICE", "int32_t ", NULL, "int"},
+    {"DIMS", "const int64_t *", "n_%", "Tuple[int, ...]"},
+    {"RECORD", "const struct caid_% *", NULL, "%"},
+    {"RECORDS", "const struct caid_% *const *", "n_%", "List[%]"},
 };
 
 static const struct unit *
@@ -98,7 +116,22 @@ unit_of(const struct field *f)
     FOR_EACH(unit, units)
     if (strcmp(unit->name, f->unit) == 0)
         return unit;
-    return NULL; /* crashes the build */
+    abort(); /* ends the build */
+}
+
+static const char *
+name_of(const struct field *f)
+{
+    return f->alone ? f->alone : f->name;
+}
+
+/* form, with name in place of % */
+static void
+put_name(char *ret, size_t size, const char *form, const char *name)
+{
+    int n = (int)strcspn(form, "%");
+
+    snprintf(ret, size, "%.*s%s%s", n, form, form[n] ? name : "", form[n] ? form + n + 1 : "");
 }
 
 /* With quotation marks for backquotes, and `nothing` for the word "absent". */
@@ -132,36 +165,62 @@ print_line(const char *code, int width, const char *text, const char *nothing, c
 }
 
 static void
+c_member(char code[WIDTH], const struct field *f)
+{
+    char type[WIDTH / 2];
+
+    put_name(type, sizeof(type), unit_of(f)->c, f->of);
+    snprintf(code, WIDTH, "%s%s;", type, name_of(f));
+}
+
+static void
+print_count(const struct field *f)
+{
+    char code[WIDTH];
+
+    if (!unit_of(f)->count)
+        return;
+    put_name(code, sizeof(code), unit_of(f)->count, f->name);
+    printf("    uint32_t %s;\n", strcmp(f->name, "shape") == 0 ? "ndim" : code);
+}
+
+static void
 print_header(const struct record *record)
 {
+    char code[WIDTH];
     int width = 0;
 
     if (!record->text)
         return;
     for (const struct field *f = record->fields; f->name; f++) {
-        int n = (int)(strlen(unit_of(f)->c) + strlen(f->name));
-        width = n > width ? n : width;
+        c_member(code, f);
+        width = (int)strlen(code) > width ? (int)strlen(code) : width;
     }
     printf("\n/* ");
     print_text(record->text, "NULL");
     printf(" */\nstruct caid_%s {\n", record->name);
     for (const struct field *f = record->fields; f->name; f++) {
-        char code[WIDTH];
-        snprintf(code, sizeof(code), "%s%s;", unit_of(f)->c, f->name);
-        print_line(code, width + 2, f->text, "NULL", "/*", " */");
+        c_member(code, f);
+        print_line(code, width + 1, f->text, "NULL", "/*", " */");
+        print_count(f);
     }
     printf("};\n");
 }
 
 /* timeline_entry: TimelineEntry */
-static void
-print_class_name(const char *name)
+static const char *
+class_name(const char *name)
 {
+    static char class[WIDTH];
+    char *at = class;
+
     for (bool starts = true; *name; name++) {
         if (*name != '_')
-            putchar(starts ? toupper((unsigned char)*name) : *name);
+            *at++ = (char)(starts ? toupper((unsigned char)*name) : *name);
         starts = *name == '_';
     }
+    *at = 0;
+    return class;
 }
 
 static void
@@ -169,16 +228,15 @@ print_python(const struct record *record)
 {
     if (!record->text)
         return;
-    printf("\n\nclass ");
-    print_class_name(record->name);
-    printf("(NamedTuple):\n    \"\"\"");
+    printf("\n\nclass %s(NamedTuple):\n    \"\"\"", class_name(record->name));
     print_text(record->text, "None");
     printf("\"\"\"\n\n");
     for (const struct field *f = record->fields; f->name; f++) {
-        char code[WIDTH];
-        bool optional = !f->required && strcmp(f->unit, "TEXT") == 0;
-        snprintf(code, sizeof(code), "%s: %s%s%s", f->name, optional ? "Optional[" : "",
-                 unit_of(f)->python, optional ? "]" : "");
+        char type[WIDTH / 2], code[WIDTH];
+        bool optional = !f->required && strstr("TEXT DIMS", f->unit);
+        put_name(type, sizeof(type), unit_of(f)->python, f->of ? class_name(f->of) : NULL);
+        snprintf(code, sizeof(code), optional ? "%s: Optional[%s]" : "%s: %s", name_of(f),
+                 type);
         print_line(code, (int)strlen(code) + 2, f->text, "None", "#:", "");
     }
 }
@@ -186,11 +244,8 @@ print_python(const struct record *record)
 static void
 print_python_names(const struct record *record)
 {
-    if (!record->text)
-        return;
-    printf("\n    \"");
-    print_class_name(record->name);
-    printf("\",");
+    if (record->text)
+        printf("\n    \"%s\",", class_name(record->name));
 }
 
 /* ---- the program ---- */
@@ -223,7 +278,7 @@ main(int argc, char **argv)
     } else if (strcmp(what, "python") == 0) {
         printf("# SPDX-License-Identifier: Apache-2.0\n"
                "\"\"\"What the daemon tells, as named tuples.\"\"\"\n\n"
-               "from typing import NamedTuple, Optional\n\n__all__ = [");
+               "from typing import Any, List, NamedTuple, Optional, Tuple\n\n__all__ = [");
         print_all(print_python_names);
         printf("\n]\n");
         print_all(print_python);

@@ -2,8 +2,12 @@
 /* The descriptors of every record and method, made from messages.def. */
 #include "record.h"
 
-#define PRESENCE_REQ true
-#define PRESENCE_OPT false
+#define REQUIRED_REQ true
+#define REQUIRED_OPT false
+#define REQUIRED_ALL false
+#define ALWAYS_REQ   true
+#define ALWAYS_OPT   false
+#define ALWAYS_ALL   true
 
 #define N_OFFSET_BOOL 0
 #define N_OFFSET_U64  0
@@ -19,7 +23,8 @@
 #define DESCRIBE(is_secret, r, field_type, field_name, presence, ...) \
     {.key = #field_name,                                              \
      .n_key = sizeof(#field_name) - 1,                                \
-     .required = PRESENCE_##presence,                                 \
+     .required = REQUIRED_##presence,                                 \
+     .always = ALWAYS_##presence,                                     \
      .secret = is_secret,                                             \
      .type = FIELD_##field_type,                                      \
      .offset = offsetof(struct msg_##r, field_name),                  \
@@ -77,7 +82,7 @@ field_is_written(const struct field *f, const void *record)
     const void *value = (const char *)record + f->offset;
     uint32_t n;
 
-    if (f->required)
+    if (f->always)
         return true;
     switch (f->type) {
     case FIELD_BOOL: return *(const bool *)value;

@@ -27,7 +27,9 @@ struct record;
 struct field {
     const char *key;
     uint8_t n_key;
-    bool required, secret;
+    bool required; /* to decode it */
+    bool always;   /* written, whatever it is */
+    bool secret;
     enum field_type type;
     uint16_t offset;         /* in the record's struct: of the value, a list's pointer first */
     uint16_t n_offset;       /* lists: of the count */

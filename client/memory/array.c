@@ -230,7 +230,7 @@ take_show(struct caid_client *client UNUSED, struct call *call, const void *repl
           struct call_fds *fds UNUSED)
 {
     struct late_arrays *late = container_of(call, struct late_arrays, back.call);
-    const struct msg_show_result *result = reply;
+    const struct msg_details *result = reply;
 
     late->is_ours = result->n_entries == 1 &&
                     result->entries[0].generation == late->call.generation;

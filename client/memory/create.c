@@ -96,7 +96,7 @@ take_name_back(struct caid_client *client, const struct caid_create_options *opt
     const struct msg_name_params params = {.name = MSG_STR(options->name),
                                            .pool = msg_str_opt(options->pool)};
     _cleanup_reply_ struct reply reply = {0};
-    struct msg_show_result result;
+    struct msg_details result;
 
     if (reply_get(&reply, client, MSG_SHOW, &params, &result, NULL) == 0 &&
         result.n_entries == 1 && result.entries[0].generation == generation)

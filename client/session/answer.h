@@ -17,12 +17,17 @@
 enum unit {
     UNIT_END,  /* of a list of fields */
     UNIT_TEXT, /* const char *, NULL where it is absent */
+    UNIT_JSON,
     UNIT_NAME, /* the same, "" where there is none */
     UNIT_UID,  /* uint32_t */
     UNIT_GID,
     UNIT_MODE,
-    UNIT_FLAG,  /* bool */
-    UNIT_COUNT, /* this and the rest: uint64_t */
+    UNIT_FLAG,    /* bool */
+    UNIT_DIMS,    /* const int64_t *, then a uint32_t, how many */
+    UNIT_RECORD,  /* const struct caid_<of> * */
+    UNIT_RECORDS, /* const struct caid_<of> *const *, then a uint32_t */
+    UNIT_DEVICE,  /* int32_t, -1: not known. This and the rest are numbers */
+    UNIT_COUNT,   /* this and the rest: uint64_t */
     UNIT_NUMBER,
     UNIT_BYTES,
     UNIT_QUOTA,
@@ -34,10 +39,11 @@ struct answer_field {
     enum unit unit;
     uint16_t from, at; /* in struct msg_<r>, and in struct caid_<r> */
     const char *name;
+    const struct answer *of;
 };
 
 struct answer {
-    size_t from_size; /* of struct msg_<r> */
+    size_t from_size, size; /* of struct msg_<r>, and of struct caid_<r> */
     const struct answer_field *fields;
 };
 
@@ -49,7 +55,18 @@ union any_answer {
 #include "answers.def"
 };
 
-/* The struct caid_<r> of a struct msg_<r> of a reply, with which its strings end. -EPROTO: a value
- * that it cannot have; -ENOMEM. */
-int answer_fill(const struct answer *answer, const struct reply *reply, const void *from,
-                void *ret);
+/* The struct caid_<r> of a struct msg_<r> of a reply, with which what it points to ends. -EPROTO: a
+ * value that it cannot have; -ENOMEM. */
+int answer_fill(const struct answer *answer, const struct caid_client *client,
+                const struct reply *reply, const void *from, void *ret);
+
+/* Where a UNIT_DIMS or UNIT_RECORDS has its list, and its count. */
+static inline const void *
+answer_list(const void *at, uint32_t *ret_n)
+{
+    const void *list;
+
+    memcpy(&list, at, sizeof(list));
+    memcpy(ret_n, (const char *)at + sizeof(list), sizeof(*ret_n));
+    return list;
+}

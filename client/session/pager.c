@@ -7,12 +7,6 @@
 
 #include "client.h"
 
-char *
-pager_scratch(const struct reply *reply)
-{
-    return malloc(reply->n);
-}
-
 static int
 compare(const struct pager_cursor *a, const struct pager_cursor *b)
 {
@@ -66,17 +60,12 @@ pager_fail(struct pager *pager, int r)
 
 /* A daemon that has more but gives nothing would have us ask for ever. */
 static int
-give_packet(struct pager *pager, const struct reply *reply)
+give_packet(struct pager *pager)
 {
-    _cleanup_free_ char *scratch = pager_scratch(reply);
     int r = 0;
 
-    if (!scratch)
-        return pager_fail(pager, -ENOMEM);
-    for (uint32_t i = 0; r == 0 && i < *pager->n; i++) {
-        pager->text = scratch;
+    for (uint32_t i = 0; r == 0 && i < *pager->n; i++)
         r = pager->give(pager, i);
-    }
     return r == 0 && *pager->more && *pager->n == 0 ? pager_fail(pager, -EPROTO) : r;
 }
 
@@ -90,7 +79,7 @@ next_packet(struct pager *pager, struct caid_error *error)
     if (r < 0)
         return r;
     pager->reply = &reply;
-    r = give_packet(pager, &reply);
+    r = give_packet(pager);
     if (!pager->failed)
         return r;
     return r == -EPROTO ? client_violated(pager->client, msg_method_name(pager->method), error)

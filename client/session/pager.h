@@ -36,30 +36,9 @@ struct pager {
     int (*give)(struct pager *pager, uint32_t i);
 
     const struct reply *reply; /* the packet */
-    char *text; /* where the C strings of the entry go: they fit, whatever the packet says */
-    struct pager_cursor at; /* what was given last */
+    struct pager_cursor at;    /* what was given last */
     bool failed;
 };
-
-/* struct LIST, which gives structs GIVEN, of the messages LIST_params and LIST_result. */
-#define PAGED_LIST(list, given)                                \
-    struct list {                                              \
-        struct pager pager;                                    \
-        struct msg_##list##_params params;                     \
-        struct msg_##list##_result result;                     \
-        int (*fn)(const struct given *given_, void *userdata); \
-        void *userdata;                                        \
-    }
-/* The initial members of one but for its params: by list_give() for each of result.entries. */
-#define PAGED(list, of_client, of_method, entries, to_fn, its_userdata) \
-    .pager = {.client = (of_client),                                    \
-              .method = (of_method),                                    \
-              .params = &(list).params,                                 \
-              .result = &(list).result,                                 \
-              .n = &(list).result.n_##entries,                          \
-              .more = &(list).result.more,                              \
-              .give = list##_give},                                     \
-    .fn = (to_fn), .userdata = (its_userdata)
 
 /* What the caller of a list has given, which is checked. */
 int pager_check(struct caid_client *client, bool has_fn,
@@ -69,10 +48,6 @@ int pager_check(struct caid_client *client, bool has_fn,
 int pager_fail(struct pager *pager, int r);
 /* Gives all of them: 0, what the callback said that was not 0, or an error. */
 int pager_run(struct pager *pager, struct caid_error *error);
-
-/* What a callback's strings need at most: in place of its head in the packet each has a
- * terminator. NULL: no memory. */
-char *pager_scratch(const struct reply *reply);
 
 /* Has the list go on after that name, and, where ret_pool is not NULL, in that pool. False: it
  * is no name, or does not come after what was given last. */

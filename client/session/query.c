@@ -14,6 +14,7 @@ struct run {
 
     union {
         struct msg_list_params by_pool; /* the others of these begin as it does */
+        struct msg_unnamed_params unnamed;
         struct msg_timelines_params timelines;
         struct msg_lost_params lost;
         struct msg_users_params users;
@@ -23,6 +24,8 @@ struct run {
     } params;
 
     union {
+        struct msg_list_result list;
+        struct msg_unnamed_result unnamed;
         struct msg_timelines_result timelines;
         struct msg_lost_result lost;
         struct msg_users_result users;
@@ -114,21 +117,70 @@ next_lost(struct run *run, const void *from)
     return next_name(run, lost->pool, lost->name);
 }
 
-#define QUERY(method_, METHOD, r, records, ...)                                              \
-    {                                                                                        \
-        .name = #method_, .method = MSG_##METHOD, .answer = &answer_##r,                     \
-        .list = offsetof(struct msg_##method_##_result, records),                            \
-        .n = offsetof(struct msg_##method_##_result, n_##records),                           \
-        .more = offsetof(struct msg_##method_##_result, more), .next = next_##r, __VA_ARGS__ \
+static bool
+next_entry(struct run *run, const void *from)
+{
+    const struct msg_entry *entry = from;
+
+    return next_name(run, entry->pool, entry->name);
+}
+
+/* Each of unnamed and ranges has the other one's cursor, too, which the daemon does not look at. */
+static void
+pass_details(struct msg_unnamed_params *at, const struct msg_details *details)
+{
+    at->generation = details->entries[0].generation;
+    at->array = details->array;
+    at->block = details->block;
+    at->offset = details->offset + details->bytes;
+}
+
+static bool
+next_unnamed(struct run *run, const void *from)
+{
+    const struct msg_details *details = from;
+    const struct msg_entry *entry = &details->entries[0];
+    struct msg_unnamed_params *at = &run->params.unnamed;
+
+    pass_details(at, details);
+    return pager_go_on(&run->pager, entry->pool, entry->name, at->generation, at->array,
+                       at->all ? &at->pool : NULL, &at->name);
+}
+
+static bool
+next_range(struct run *run, const void *from)
+{
+    const struct msg_details *details = from;
+    struct msg_unnamed_params *at = &run->params.unnamed;
+
+    pass_details(at, details);
+    if (!details->state.p || details->bytes == 0 || at->offset < details->bytes ||
+        at->offset > details->block_size)
+        return false;
+    return pager_go_on(&run->pager, details->entries[0].pool, (struct msg_str){0}, at->block,
+                       at->offset, at->all ? &at->pool : NULL, &at->name);
+}
+
+#define QUERY(method_, METHOD, result, r, records, cursor, ...)                      \
+    {                                                                                \
+        .name = #method_, .method = MSG_##METHOD, .answer = &answer_##r,             \
+        .list = offsetof(struct msg_##result##_result, records),                     \
+        .n = offsetof(struct msg_##result##_result, n_##records),                    \
+        .more = offsetof(struct msg_##result##_result, more), .next = next_##cursor, \
+        __VA_ARGS__                                                                  \
     }
 
 static const struct query queries[] = {
-    QUERY(lost, LOST, lost, names, .by_pool = true),
-    QUERY(metrics, METRICS, metric, metrics),
-    QUERY(pools, POOLS, pool, pools),
-    QUERY(tickets, TICKETS, ticket, tickets),
-    QUERY(timelines, TIMELINES, timeline_entry, timelines, .by_pool = true),
-    QUERY(users, USERS, user, users),
+    QUERY(list, LIST, list, entry, entries, entry, .by_pool = true),
+    QUERY(lost, LOST, lost, lost, names, lost, .by_pool = true),
+    QUERY(metrics, METRICS, metrics, metric, metrics, metric),
+    QUERY(pools, POOLS, pools, pool, pools, pool),
+    QUERY(ranges, RANGES, unnamed, details, arrays, range, .by_pool = true),
+    QUERY(tickets, TICKETS, tickets, ticket, tickets, ticket),
+    QUERY(timelines, TIMELINES, timelines, timeline_entry, timelines, timeline_entry,
+          .by_pool = true),
+    QUERY(unnamed, UNNAMED, unnamed, details, arrays, unnamed, .by_pool = true),
+    QUERY(users, USERS, users, user, users, user),
 };
 
 static int
@@ -141,7 +193,7 @@ run_give(struct pager *pager, uint32_t i)
 
     memcpy(&list, (const char *)&run->result + run->query->list, sizeof(list));
     const void *from = list + i * answer->from_size;
-    int r = answer_fill(answer, pager->reply, from, &record);
+    int r = answer_fill(answer, pager->client, pager->reply, from, &record);
     if (r == 0 && !run->query->next(run, from))
         r = -EPROTO;
     return r < 0 ? pager_fail(pager, r) : run->fn(&record, run->userdata);
@@ -162,6 +214,23 @@ query_answer(const struct query *query)
     return query->answer;
 }
 
+static int
+run_all(struct run *run, struct caid_client *client, struct caid_error *error)
+{
+    char *result = (char *)&run->result;
+
+    run->pager = (struct pager){
+        .client = client,
+        .method = run->query->method,
+        .params = &run->params,
+        .result = result,
+        .n = (const uint32_t *)(const void *)(result + run->query->n),
+        .more = (const bool *)(result + run->query->more),
+        .give = run_give,
+    };
+    return pager_run(&run->pager, error);
+}
+
 int
 query_run(const struct query *query, struct caid_client *client,
           const struct caid_list_options *options,
@@ -170,7 +239,6 @@ query_run(const struct query *query, struct caid_client *client,
 {
     struct run run = {.query = query, .fn = fn, .userdata = userdata};
     struct caid_list_options opts;
-    char *result = (char *)&run.result;
 
     int r = pager_check(client, fn, options, &opts, error);
     if (r < 0)
@@ -178,19 +246,37 @@ query_run(const struct query *query, struct caid_client *client,
     if (query->by_pool) {
         run.params.by_pool =
             (struct msg_list_params){.pool = msg_str_opt(opts.all ? NULL : opts.pool),
-                                     .all = opts.all,
-                                     .prefix = msg_str_opt(opts.prefix)};
+                                     .all = opts.all};
+        if (query->method == MSG_LIST || query->method == MSG_LOST)
+            run.params.by_pool.prefix = msg_str_opt(opts.prefix);
     }
-    run.pager = (struct pager){
-        .client = client,
-        .method = query->method,
-        .params = &run.params,
-        .result = result,
-        .n = (const uint32_t *)(const void *)(result + query->n),
-        .more = (const bool *)(result + query->more),
-        .give = run_give,
-    };
-    return pager_run(&run.pager, error);
+    return run_all(&run, client, error);
+}
+
+int
+query_show(struct caid_client *client, const char *name, const char *pool,
+           int (*fn)(const void *record, void *userdata), void *userdata,
+           struct caid_error *error)
+{
+    _cleanup_reply_ struct reply reply = {0};
+    struct msg_details result;
+    struct caid_details details;
+
+    int r = client_check_given(client, fn, "fn", error);
+    if (r == 0)
+        r = client_check_name(client, name, pool, error);
+    if (r < 0)
+        return r;
+    struct msg_name_params params = {.name = MSG_STR(name), .pool = msg_str_opt(pool)};
+    r = reply_get(&reply, client, MSG_SHOW, &params, &result, error);
+    if (r < 0)
+        return r;
+    r = answer_fill(&answer_details, client, &reply, &result, &details);
+    if (r == -ENOMEM)
+        return fail_errno(error, ENOMEM, "no memory for what show tells");
+    if (r < 0 || (details.strides && details.n_strides != details.entry->ndim))
+        return client_violated(client, "show", error);
+    return fn(&details, userdata);
 }
 
 /* ---- for programs ---- */
@@ -201,6 +287,7 @@ struct program {
     void *userdata;
 };
 
+#define PROGRAM(fn, userdata) (&(struct program){(void (*)(void))fn, userdata})
 #define GIVE(r)                                                                            \
     static int give_##r(const void *record, void *userdata)                                \
     {                                                                                      \
@@ -209,31 +296,61 @@ struct program {
                                                                        program->userdata); \
     }
 
-#define RUN(name, options, r)                                           \
-    query_run(query_find(#name), client, options, fn ? give_##r : NULL, \
-              &(struct program){(void (*)(void))fn, userdata}, error)
-
 #define LIST(name, r)                                                                         \
-    GIVE(r)                                                                                   \
     int caid_##name(struct caid_client *client,                                               \
                     int (*fn)(const struct caid_##r *record, void *userdata), void *userdata, \
                     struct caid_error *error)                                                 \
     {                                                                                         \
-        return RUN(name, NULL, r);                                                            \
+        return query_run(query_find(#name), client, NULL, fn ? give_##r : NULL,               \
+                         PROGRAM(fn, userdata), error);                                       \
     }
 
 #define LIST_BY_POOL(function, name, r)                                                    \
-    GIVE(r)                                                                                \
     int function(struct caid_client *client, const struct caid_list_options *options,      \
                  int (*fn)(const struct caid_##r *record, void *userdata), void *userdata, \
                  struct caid_error *error)                                                 \
     {                                                                                      \
-        return RUN(name, options, r);                                                      \
+        return query_run(query_find(#name), client, options, fn ? give_##r : NULL,         \
+                         PROGRAM(fn, userdata), error);                                    \
     }
+
+GIVE(details)
+GIVE(entry)
+GIVE(lost)
+GIVE(metric)
+GIVE(pool)
+GIVE(ticket)
+GIVE(timeline_entry)
+GIVE(user)
 
 LIST(metrics, metric)
 LIST(pools, pool)
 LIST(tickets, ticket)
 LIST(users, user)
+LIST_BY_POOL(caid_list, list, entry)
 LIST_BY_POOL(caid_list_lost, lost, lost)
+LIST_BY_POOL(caid_ranges, ranges, details)
 LIST_BY_POOL(caid_timelines, timelines, timeline_entry)
+LIST_BY_POOL(caid_unnamed, unnamed, details)
+
+int
+caid_show(struct caid_client *client, const char *name, const char *pool,
+          int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
+          struct caid_error *error)
+{
+    return query_show(client, name, pool, fn ? give_details : NULL, PROGRAM(fn, userdata),
+                      error);
+}
+
+int
+query_set(struct caid_client *client, uint64_t lease,
+          int (*fn)(const struct caid_entry *entry, void *userdata), void *userdata,
+          struct caid_error *error)
+{
+    struct run run = {.query = query_find("list"),
+                      .params.by_pool = {.of = lease},
+                      .fn = give_entry,
+                      .userdata = PROGRAM(fn, userdata)};
+
+    return run_all(&run, client, error);
+}

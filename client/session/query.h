@@ -17,3 +17,11 @@ int query_run(const struct query *query, struct caid_client *client,
               const struct caid_list_options *options,
               int (*fn)(const void *record, void *userdata), void *userdata,
               struct caid_error *error);
+/* The same of one name. */
+int query_show(struct caid_client *client, const char *name, const char *pool,
+               int (*fn)(const void *record, void *userdata), void *userdata,
+               struct caid_error *error);
+/* The keys of a set, which the lease is on. */
+int query_set(struct caid_client *client, uint64_t lease,
+              int (*fn)(const struct caid_entry *entry, void *userdata), void *userdata,
+              struct caid_error *error);

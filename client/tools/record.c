@@ -18,6 +18,12 @@ find_field(struct fields *fields, const char *key, size_t n)
     return NULL;
 }
 
+static struct field
+field_of(const struct answer_field *f)
+{
+    return (struct field){.unit = f->unit, .at = f->at, .key = f->name, .of = f->of};
+}
+
 static struct fields
 join_fields(const struct answer *answer, const struct field *more)
 {
@@ -25,7 +31,7 @@ join_fields(const struct answer *answer, const struct field *more)
     size_t n = 0;
 
     for (const struct answer_field *f = answer->fields; f->unit != UNIT_END; f++)
-        all.v[n++] = (struct field){.unit = f->unit, .at = f->at, .key = f->name};
+        all.v[n++] = field_of(f);
     for (; more && more->unit != UNIT_END; more++)
         all.v[n++] = *more;
     assert(n <= TABLE_COLUMNS_MAX);
@@ -67,7 +73,8 @@ has_column(const struct field *field, unsigned form)
 static struct column
 column_of(const struct field *field)
 {
-    struct column column = {.right = field->unit >= UNIT_COUNT && field->unit != UNIT_CHARS};
+    struct column column = {.right = (field->unit >= UNIT_DEVICE && field->unit < N_UNITS) ||
+                                     field->unit == UNIT_RATIO};
     size_t n = min_u64(strcspn(field->head, " "), sizeof(column.head) - 1);
 
     for (size_t i = 0; i < n; i++)
@@ -93,7 +100,16 @@ text_of(unsigned unit, const void *at)
 {
     const char *text = unit == UNIT_CHARS ? at : *(const char *const *)at;
 
-    return text && (text[0] || unit == UNIT_TEXT) ? text : NULL;
+    return text && (text[0] || unit == UNIT_TEXT || unit == UNIT_JSON) ? text : NULL;
+}
+
+static char *
+dims_text(const void *at)
+{
+    uint32_t n;
+    const int64_t *dims = answer_list(at, &n);
+
+    return format_shape(dims, n);
 }
 
 static void
@@ -104,9 +120,10 @@ add_cell(const struct ctl *ctl, unsigned unit, const void *at, struct table *tab
     char mode[10];
 
     switch (unit) {
-    case UNIT_END: return;
     case UNIT_TEXT:
+    case UNIT_JSON:
     case UNIT_NAME:
+    case UNIT_CELL:
     case UNIT_CHARS:
         text = text_of(unit, at);
         table_add(table, "%s", text ? text : "-");
@@ -118,6 +135,7 @@ add_cell(const struct ctl *ctl, unsigned unit, const void *at, struct table *tab
         table_add(table, "%s", mode);
         return;
     case UNIT_FLAG: table_add(table, "%s", *(const bool *)at ? "yes" : "no"); return;
+    case UNIT_DIMS: made = dims_text(at); break;
     case UNIT_COUNT:
     case UNIT_NUMBER: table_add(table, "%" PRIu64, *(const uint64_t *)at); return;
     case UNIT_QUOTA:
@@ -129,6 +147,7 @@ add_cell(const struct ctl *ctl, unsigned unit, const void *at, struct table *tab
     case UNIT_NS: table_add(table, "%.3f s", (double)*(const uint64_t *)at / 1e9); return;
     case UNIT_DEVICE: table_add(table, "%" PRId32, *(const int32_t *)at); return;
     case UNIT_RATIO: table_add(table, "%.0f %%", 100.0 * *(const double *)at); return;
+    default: abort(); /* a record has no place in a table */
     }
     table_add(table, "%s", made);
 }
@@ -143,11 +162,43 @@ record_row(const struct ctl *ctl, const struct field *fields, unsigned form, con
 }
 
 static void
+add_dims(struct json *out, const char *key, const void *at)
+{
+    uint32_t n;
+    const int64_t *dims = answer_list(at, &n);
+
+    if (!dims) {
+        json_null(out, key);
+        return;
+    }
+    json_list(out, key);
+    for (uint32_t i = 0; i < n; i++)
+        json_i64(out, NULL, dims[i]);
+    json_list_end(out);
+}
+
+static void
+add_records(struct json *out, const struct field *field, const void *at)
+{
+    uint32_t n;
+    const void *const *records = answer_list(at, &n);
+
+    json_list(out, field->key);
+    for (uint32_t i = 0; i < n; i++) {
+        json_object(out, NULL);
+        record_answer(out, field->of, records[i]);
+        json_object_end(out);
+    }
+    json_list_end(out);
+}
+
+static void
 add_member(struct json *out, const struct field *field, const void *at)
 {
     switch (field->unit) {
-    case UNIT_END: break;
+    case UNIT_CELL: break;
     case UNIT_TEXT:
+    case UNIT_JSON:
     case UNIT_NAME:
     case UNIT_CHARS: json_str(out, field->key, text_of(field->unit, at)); break;
     case UNIT_UID:
@@ -165,7 +216,19 @@ add_member(struct json *out, const struct field *field, const void *at)
         else
             json_i64(out, field->key, *(const int32_t *)at);
         break;
+    case UNIT_DIMS: add_dims(out, field->key, at); break;
+    case UNIT_RECORD: record_answer(out, field->of, *(const void *const *)at); break;
+    case UNIT_RECORDS: add_records(out, field, at); break;
     case UNIT_RATIO: json_ratio(out, field->key, *(const double *)at); break;
+    }
+}
+
+void
+record_answer(struct json *out, const struct answer *answer, const void *from)
+{
+    for (const struct answer_field *f = answer->fields; f->unit != UNIT_END; f++) {
+        const struct field field = field_of(f);
+        add_member(out, &field, (const char *)from + f->at);
     }
 }
 

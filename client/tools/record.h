@@ -15,7 +15,7 @@
 /* What no answer has. */
 enum own_unit {
     UNIT_CHARS = N_UNITS, /* an array of char; "" is as NULL */
-    UNIT_DEVICE,          /* int32_t; negative: null in JSON */
+    UNIT_CELL,            /* const char *, in tables alone */
     UNIT_RATIO,           /* double, in tables in per cent */
 };
 
@@ -24,7 +24,8 @@ struct field {
     size_t at;
     const char *key;  /* NULL: not in JSON */
     const char *head; /* a word; NULL, "": not in tables */
-    unsigned forms;   /* bits of the forms of the table that have it; 0: all */
+    const struct answer *of;
+    unsigned forms; /* bits of the forms of the table that have it; 0: all */
 };
 
 /* FIELD(unit, struct, member, key, head, forms) */
@@ -49,7 +50,8 @@ void record_columns(const struct field *fields, unsigned form, struct table *ret
 void record_row(const struct ctl *ctl, const struct field *fields, unsigned form,
                 const void *from, struct table *table);
 
-/* Members of the object that is open. */
+/* Members of the object that is open. Those of a record in it are among them. */
+void record_answer(struct json *out, const struct answer *answer, const void *from);
 void record_members(struct json *out, const struct field *fields, const void *from);
 
 /* A list of the library's on its way to JSON or to a table. Its callbacks get it as userdata. */

@@ -171,98 +171,63 @@ report_uuid(const struct ctl *ctl, int32_t device)
     return device >= 0 && device < n ? devices[device].uuid : NULL;
 }
 
-void
-report_i64s(struct json *out, const char *key, const int64_t *values, uint32_t n)
-{
-    json_list(out, key);
-    for (uint32_t i = 0; i < n; i++)
-        json_i64(out, NULL, values[i]);
-    json_list_end(out);
-}
-
-/* Forms of the table. */
-enum entries_form {
-    ENTRIES_OF_ONE = 1, /* pool */
-    ENTRIES_OF_ALL = 2,
-    ENTRIES_LONG = 4,
-};
-
 struct entry_row {
     struct caid_entry e;
     const char *uuid, *state;
-    char *shape, *use;
+    char *use;
 };
 
-static const struct field entry_fields[] = {
-    FIELD(TEXT, entry_row, e.pool, "pool", "POOL", ENTRIES_OF_ALL | ENTRIES_LONG),
-    FIELD(NAME, entry_row, e.name, "name", "NAME"),
-    FIELD(TEXT, entry_row, e.typestr, "typestr", "TYPE"),
-    FIELD(TEXT, entry_row, shape, NULL, "SHAPE"),
-    FIELD(BYTES, entry_row, e.nbytes, "nbytes", "SIZE"),
-    FIELD(TEXT, entry_row, e.memory, "memory", "MEMORY"),
-    FIELD(COUNT, entry_row, e.leases, "leases", "LEASES"),
-    FIELD(TEXT, entry_row, use, NULL, "USE", ENTRIES_OF_ONE | ENTRIES_OF_ALL),
-    FIELD(COUNT, entry_row, e.readers, "readers", "READERS", ENTRIES_LONG),
-    FIELD(COUNT, entry_row, e.writers, "writers", "WRITERS", ENTRIES_LONG),
-    FIELD(COUNT, entry_row, e.waiting, "waiting", "WAITING", ENTRIES_LONG),
-    FIELD(FLAG, entry_row, e.abandoned, "abandoned", NULL),
-    FIELD(TEXT, entry_row, state, NULL, "STATE", ENTRIES_LONG),
-    FIELD(COUNT, entry_row, e.parts, "parts", "PARTS", ENTRIES_LONG),
-    FIELD(COUNT, entry_row, e.ttl_ns, "ttl_ns", NULL),
-    FIELD(COUNT, entry_row, e.members, "members", NULL),
-    FIELD(FLAG, entry_row, e.of_set, "of_set", NULL),
-    FIELD(COUNT, entry_row, e.sets, "sets", NULL),
-    FIELD(DEVICE, entry_row, e.device, "device", "DEVICE", ENTRIES_LONG),
-    FIELD(TEXT, entry_row, uuid, "device_uuid", NULL),
-    FIELD(COUNT, entry_row, e.generation, "generation", "GENERATION", ENTRIES_LONG),
-    FIELD(UID, entry_row, e.uid, "uid", "USER", ENTRIES_LONG),
+static const struct field entry_more[] = {
+    FIELD(TEXT, entry_row, uuid, "device_uuid"),
+    FIELD(CELL, entry_row, use, "use"),
+    FIELD(CELL, entry_row, state, "state"),
     {0},
 };
 
-void
-report_entry(struct ctl *ctl, const struct caid_entry *e)
-{
-    const struct entry_row row = {.e = *e, .uuid = report_uuid(ctl, e->device)};
+#define ENTRY "name typestr=TYPE shape nbytes=SIZE memory leases "
 
-    record_members(&ctl->out, entry_fields, &row);
-    report_i64s(&ctl->out, "shape", e->shape, e->ndim);
+static const char *
+entry_headings(const struct ctl *ctl)
+{
+    if (ctl->long_)
+        return "device_uuid= use= abandoned= ttl_ns= members= of_set= sets= pool " ENTRY
+               "readers writers waiting state parts device generation uid=USER *";
+    return ctl->all ? "pool " ENTRY "use" : ENTRY "use";
 }
 
 static int
-entry_row(const struct caid_entry *e, void *userdata)
+entry_row(const void *record, void *listing)
 {
-    const struct listing *listing = userdata;
-    struct ctl *ctl = listing->ctl;
-
-    if (ctl->json) {
-        json_object(&ctl->out, NULL);
-        report_entry(ctl, e);
-        json_object_end(&ctl->out);
-        return 0;
-    }
-    _cleanup_free_ char *shape = format_shape(e->shape, e->ndim), *use = report_use(e);
+    const struct caid_entry *e = record;
+    const struct ctl *ctl = ((const struct listing *)listing)->ctl;
+    _cleanup_free_ char *use = report_use(e);
     const struct entry_row row = {.e = *e,
+                                  .uuid = report_uuid(ctl, e->device),
                                   .state = e->abandoned ? "abandoned" : "-",
-                                  .shape = shape,
                                   .use = use};
 
-    record_row(ctl, entry_fields, listing->form, &row, listing->table);
-    return 0;
+    return listing_add(&row, listing);
 }
 
 int
-report_entries(struct ctl *ctl, const char *key, struct table *ret)
+report_entries(struct ctl *ctl, struct table *ret)
 {
-    enum entries_form form = ctl->long_ ? ENTRIES_LONG
-                             : ctl->all ? ENTRIES_OF_ALL
-                                        : ENTRIES_OF_ONE;
-    struct listing listing = {ctl, entry_fields, form, ret};
+    const struct fields fields = record_fields(&answer_entry, entry_more, entry_headings(ctl));
     const struct caid_list_options options = report_options(ctl);
+    struct listing listing = {ctl, fields.v, 0, ret};
 
-    listing_begin(&listing, key);
+    listing_begin(&listing, "arrays");
     return listing_end(&listing,
-                       caid_list(ctl->client, &options, entry_row, &listing, &ctl->error),
+                       query_run(query_find("list"), ctl->client, &options, entry_row, &listing,
+                                 &ctl->error),
                        "list");
+}
+
+void
+report_details(struct ctl *ctl, const struct caid_details *d)
+{
+    record_answer(&ctl->out, &answer_details, d);
+    json_str(&ctl->out, "device_uuid", report_uuid(ctl, d->entry->device));
 }
 
 char *
@@ -322,31 +287,6 @@ report_holder(const struct caid_holder *holder)
                        holder->sent ? ", sent and not taken" : "", use);
 }
 
-static const struct field holder_fields[] = {
-    FIELD(COUNT, caid_holder, pid, "pid", "PID"),
-    FIELD(UID, caid_holder, uid, "uid", "USER"),
-    FIELD(TEXT, caid_holder, client, "client", "CLIENT"),
-    FIELD(FLAG, caid_holder, readonly, "readonly", NULL),
-    FIELD(FLAG, caid_holder, hung_up, "hung_up", NULL),
-    FIELD(FLAG, caid_holder, sent, "sent", NULL),
-    FIELD(COUNT, caid_holder, reading, "reading", NULL),
-    FIELD(COUNT, caid_holder, writing, "writing", NULL),
-    FIELD(COUNT, caid_holder, waiting, "waiting", NULL),
-    {0},
-};
-
-void
-report_holders(struct ctl *ctl, const struct caid_details *d)
-{
-    json_list(&ctl->out, "holders");
-    for (size_t i = 0; i < d->n_holders; i++) {
-        json_object(&ctl->out, NULL);
-        record_members(&ctl->out, holder_fields, &d->holders[i]);
-        json_object_end(&ctl->out);
-    }
-    json_list_end(&ctl->out);
-}
-
 /* ---- unnamed arrays ---- */
 
 /* A row for each process: that is what one looks for. */
@@ -356,37 +296,14 @@ static const struct column unnamed_columns[] = {
     {"GENERATION", true}, {"MEMORY", false}, {"SIZE", true},
 };
 
-static const struct field range_fields[] = {
-    FIELD(COUNT, caid_details, block_size, "block_size"),
-    FIELD(COUNT, caid_details, offset, "offset"),
-    FIELD(COUNT, caid_details, bytes, "bytes"),
-    FIELD(TEXT, caid_details, state, "state"),
-    FIELD(FLAG, caid_details, held, "held"),
-    {0},
-};
-
 static void
-unnamed_json(struct ctl *ctl, const struct caid_details *d)
+add_entry(const struct listing *listing, const struct caid_entry *e)
 {
-    json_object(&ctl->out, NULL);
-    report_entry(ctl, &d->entry);
-    json_u64(&ctl->out, "array", d->array);
-    json_u64(&ctl->out, "block", d->block);
-    json_u64(&ctl->out, "companion", d->companion);
-    if (d->state)
-        record_members(&ctl->out, range_fields, d);
-    report_holders(ctl, d);
-    json_object_end(&ctl->out);
-}
+    const struct fields fields =
+        record_fields(&answer_entry, NULL, "pool name=LAST_NAME generation memory nbytes=SIZE");
 
-static const struct field unnamed_fields[] = {
-    FIELD(TEXT, caid_entry, pool, NULL, "POOL"),
-    FIELD(NAME, caid_entry, name, NULL, "LAST_NAME"),
-    FIELD(COUNT, caid_entry, generation, NULL, "GENERATION"),
-    FIELD(TEXT, caid_entry, memory, NULL, "MEMORY"),
-    FIELD(BYTES, caid_entry, nbytes, NULL, "SIZE"),
-    {0},
-};
+    record_row(listing->ctl, fields.v, 0, e, listing->table);
+}
 
 /* Who keeps it, then what it is. */
 static void PRINTF(4, 5)
@@ -402,7 +319,7 @@ static void PRINTF(4, 5)
     table_add(listing->table, "%s", user);
     table_add(listing->table, "%s", what);
     table_add(listing->table, "-");
-    record_row(listing->ctl, unnamed_fields, 0, e, listing->table);
+    add_entry(listing, e);
 }
 
 /* What keeps it beside those holders: others that a packet had no room for, sets, and its parts and
@@ -410,7 +327,7 @@ static void PRINTF(4, 5)
 static void
 unnamed_rest(const struct listing *listing, const struct caid_details *d)
 {
-    const struct caid_entry *e = &d->entry;
+    const struct caid_entry *e = d->entry;
     _cleanup_free_ char *user = format_user(e->uid);
 
     if (d->n_holders < e->leases)
@@ -420,28 +337,32 @@ unnamed_rest(const struct listing *listing, const struct caid_details *d)
     if (e->parts)
         unnamed_other(listing, e, user, "%" PRIu64 " part%s", e->parts,
                       e->parts > 1 ? "s" : "");
-    if (d->companion)
-        unnamed_other(listing, e, user, "array %" PRIu64, d->companion);
+    if (d->companion_of)
+        unnamed_other(listing, e, user, "array %" PRIu64, d->companion_of);
 }
 
 static int
 unnamed_row(const struct caid_details *d, void *userdata)
 {
     const struct listing *listing = userdata;
+    struct json *out = &listing->ctl->out;
+    const struct fields fields = record_fields(&answer_holder, NULL, "pid uid=USER client");
 
     if (listing->ctl->json) {
-        unnamed_json(listing->ctl, d);
+        json_object(out, NULL);
+        report_details(listing->ctl, d);
+        json_object_end(out);
         return 0;
     }
     for (size_t i = 0; i < d->n_holders; i++) {
-        const struct caid_holder *holder = &d->holders[i];
-        record_row(listing->ctl, holder_fields, 0, holder, listing->table);
+        const struct caid_holder *holder = d->holders[i];
+        record_row(listing->ctl, fields.v, 0, holder, listing->table);
         table_add(listing->table, "%s",
                   holder->sent       ? "sent"
                   : holder->hung_up  ? "gone"
                   : holder->readonly ? "r"
                                      : "rw");
-        record_row(listing->ctl, unnamed_fields, 0, &d->entry, listing->table);
+        add_entry(listing, d->entry);
     }
     unnamed_rest(listing, d);
     return 0;

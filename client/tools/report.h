@@ -27,7 +27,7 @@ int report_pools(struct ctl *ctl, const char *key, enum report_pools form, struc
 int report_users(struct ctl *ctl, struct table *ret);
 
 /* Named arrays that the command line says. */
-int report_entries(struct ctl *ctl, const char *key, struct table *ret);
+int report_entries(struct ctl *ctl, struct table *ret);
 
 /* Arrays without a name and the processes that keep them; pool NULL: of all that may be read. */
 int report_unnamed(struct ctl *ctl, const char *key, const char *pool, struct table *ret);
@@ -50,21 +50,17 @@ const char *report_uuid(const struct ctl *ctl, int32_t device);
 /* How a pool's free bytes are scattered: 0 where they lie together, towards 1 where they do not. */
 double report_fragmentation(const struct caid_pool *pool);
 
-void report_i64s(struct json *out, const char *key, const int64_t *values, uint32_t n);
-
 /* Who uses an array, by brackets: "2 read, 1 wait", "abandoned", "-". A new string. */
 char *report_use(const struct caid_entry *e);
 
-/* The members of an entry, into an object that is open. */
-void report_entry(struct ctl *ctl, const struct caid_entry *e);
+/* The members of what is known of an array, into an object that is open. */
+void report_details(struct ctl *ctl, const struct caid_details *d);
 
 /* Which buffer of a storage is modified, in words; NULL: the array is no storage. */
 const char *storage_state(struct caid_client *client, const struct caid_details *d);
 
 /* "pid 12 of ann, rw, trainer, brackets: 1 write". A new string. */
 char *report_holder(const struct caid_holder *holder);
-
-void report_holders(struct ctl *ctl, const struct caid_details *d);
 
 /* One pool as an object. */
 void report_pool(struct ctl *ctl, const struct caid_pool *p);

@@ -37,6 +37,6 @@ storage_state(struct caid_client *client, const struct caid_details *d)
         return NULL;
     if (d->companion == 0)
         return "one buffer";
-    int state = load(client, &d->entry);
+    int state = load(client, d->entry);
     return state < 0 ? "unknown" : names[state];
 }

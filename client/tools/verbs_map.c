@@ -27,7 +27,7 @@ struct drawing {
 static char *
 range_more(const struct ctl *ctl, const struct caid_details *d)
 {
-    const struct caid_entry *e = &d->entry;
+    const struct caid_entry *e = d->entry;
     _cleanup_free_ char *size = format_bytes(d->bytes, ctl->bytes);
     _cleanup_free_ char *offset = format_bytes(d->offset, ctl->bytes);
     _cleanup_free_ char *shape = format_shape(e->shape, e->ndim), *use = report_use(e);
@@ -44,7 +44,7 @@ range_more(const struct ctl *ctl, const struct caid_details *d)
     if (d->held)
         fputs("\nheld back by connections of that user", out);
     for (size_t i = 0; i < d->n_holders; i++) {
-        _cleanup_free_ char *holder = report_holder(&d->holders[i]);
+        _cleanup_free_ char *holder = report_holder(d->holders[i]);
         _cleanup_free_ char *plain = format_plain(holder);
         fprintf(out, "\nheld by %s", plain);
     }
@@ -79,7 +79,7 @@ static void
 add_block(struct drawing *drawing, const struct caid_details *d)
 {
     _cleanup_free_ char *size = format_bytes(d->block_size, drawing->ctl->bytes);
-    const char *kind = strcmp(d->entry.memory, "device") == 0 ? "" : d->entry.memory;
+    const char *kind = strcmp(d->entry->memory, "device") == 0 ? "" : d->entry->memory;
 
     add_heading(&drawing->map, MAP_BLOCK,
                 format_text("%" PRIu64 ": %s %s", d->block, size, kind));
@@ -102,20 +102,20 @@ add_range(const struct caid_details *d, void *userdata)
     int most = steps(drawing->total);
     double unit = (most + steps(d->block_size)) / (2.0 * most) / (double)d->block_size;
     enum map_class class = MAP_ARRAY;
-    bool is_new = !drawing->pool || strcmp(drawing->pool, d->entry.pool) != 0;
+    bool is_new = !drawing->pool || strcmp(drawing->pool, d->entry->pool) != 0;
 
-    if (d->entry.device != drawing->device)
+    if (d->entry->device != drawing->device)
         return 0;
     if (is_new) {
         free(drawing->pool);
-        drawing->pool = format_text("%s", d->entry.pool);
-        add_heading(&drawing->map, MAP_POOL, format_text("%s", d->entry.pool));
+        drawing->pool = format_text("%s", d->entry->pool);
+        add_heading(&drawing->map, MAP_POOL, format_text("%s", d->entry->pool));
     }
     if (is_new || d->block != drawing->block)
         add_block(drawing, d);
     while (class < MAP_OTHER && strcmp(map_classes[class], d->state) != 0)
         class ++;
-    const char *name = *d->entry.name       ? d->entry.name
+    const char *name = *d->entry->name      ? d->entry->name
                        : class == MAP_ARRAY ? "(unnamed)"
                                             : d->state;
     add(&drawing->map, (struct map_rect){class, drawing->map.rows - 1, (double)d->offset * unit,

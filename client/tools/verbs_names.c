@@ -19,7 +19,7 @@ verb_list(struct ctl *ctl, int argc, char **argv)
     return report_end(ctl,
                       ctl->lost ? report_query(ctl, "lost",
                                                "pool name generation uid=USER why *", &table)
-                                : report_entries(ctl, "arrays", &table),
+                                : report_entries(ctl, &table),
                       &table);
 }
 

@@ -13,30 +13,16 @@
 static void
 details_json(struct ctl *ctl, const struct caid_details *d)
 {
-    struct json *out = &ctl->out;
-
-    json_object(out, NULL);
-    report_entry(ctl, &d->entry);
-    if (d->strides)
-        report_i64s(out, "strides", d->strides, d->entry.ndim);
-    else
-        json_null(out, "strides");
-    json_str(out, "descr", d->descr);
-    json_str(out, "metadata", d->metadata);
-    json_u64(out, "array", d->array);
-    json_u64(out, "block", d->block);
-    json_u64(out, "block_size", d->block_size);
-    json_u64(out, "offset", d->offset);
-    json_u64(out, "companion", d->companion);
-    json_str(out, "storage", storage_state(ctl->client, d));
-    report_holders(ctl, d);
-    json_object_end(out);
+    json_object(&ctl->out, NULL);
+    report_details(ctl, d);
+    json_str(&ctl->out, "storage", storage_state(ctl->client, d));
+    json_object_end(&ctl->out);
 }
 
 static void
 details_array(const struct ctl *ctl, struct table *table, const struct caid_details *d)
 {
-    const struct caid_entry *e = &d->entry;
+    const struct caid_entry *e = d->entry;
     const char *storage = storage_state(ctl->client, d);
     _cleanup_free_ char *shape = format_shape(e->shape, e->ndim);
     _cleanup_free_ char *size = format_bytes(e->nbytes, ctl->bytes);
@@ -76,15 +62,15 @@ details_array(const struct ctl *ctl, struct table *table, const struct caid_deta
 static void
 details_memory(const struct ctl *ctl, struct table *table, const struct caid_details *d)
 {
-    const char *uuid = report_uuid(ctl, d->entry.device);
+    const char *uuid = report_uuid(ctl, d->entry->device);
     _cleanup_free_ char *size = format_bytes(d->block_size, ctl->bytes);
     _cleanup_free_ char *offset = format_bytes(d->offset, ctl->bytes);
 
-    table_fact(table, "device", "%d, %s", d->entry.device, uuid ? uuid : "unknown");
+    table_fact(table, "device", "%d, %s", d->entry->device, uuid ? uuid : "unknown");
     if (d->block == 0)
-        table_fact(table, "memory", "%s, none", d->entry.memory);
+        table_fact(table, "memory", "%s, none", d->entry->memory);
     else
-        table_fact(table, "memory", "%s, %s into block %" PRIu64 " of %s", d->entry.memory,
+        table_fact(table, "memory", "%s, %s into block %" PRIu64 " of %s", d->entry->memory,
                    offset, d->block, size);
 }
 
@@ -92,11 +78,11 @@ static void
 details_holders(struct table *table, const struct caid_details *d)
 {
     for (size_t i = 0; i < d->n_holders; i++) {
-        _cleanup_free_ char *holder = report_holder(&d->holders[i]);
+        _cleanup_free_ char *holder = report_holder(d->holders[i]);
         table_fact(table, "held by", "%s", holder);
     }
-    if (d->n_holders < d->entry.leases)
-        table_fact(table, "held by", "%" PRIu64 " more", d->entry.leases - d->n_holders);
+    if (d->n_holders < d->entry->leases)
+        table_fact(table, "held by", "%" PRIu64 " more", d->entry->leases - d->n_holders);
 }
 
 static int

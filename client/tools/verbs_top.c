@@ -124,10 +124,10 @@ get_holding(struct look *look, const char *pool, const struct caid_holder *holde
 static void
 add_waits(const struct look *look, const struct caid_details *d)
 {
-    _cleanup_free_ char *name = format_plain(*d->entry.name ? d->entry.name : "(unnamed)");
+    _cleanup_free_ char *name = format_plain(*d->entry->name ? d->entry->name : "(unnamed)");
 
     for (size_t i = 0; i < d->n_holders; i++) {
-        const struct caid_holder *h = &d->holders[i];
+        const struct caid_holder *h = d->holders[i];
         _cleanup_free_ char *client = format_plain(h->client ? h->client : "-");
         if (h->waiting || h->writing || h->reading)
             fprintf(look->out, "%s: pid %" PRIu64 " (%s) %s\n", name, h->pid, client,
@@ -143,15 +143,15 @@ add_array(const struct caid_details *d, void *userdata)
     struct look *look = userdata;
 
     for (size_t i = 0; i < d->n_holders; i++) {
-        const struct caid_holder *h = &d->holders[i];
-        struct holding *row = get_holding(look, d->entry.pool, h);
+        const struct caid_holder *h = d->holders[i];
+        struct holding *row = get_holding(look, d->entry->pool, h);
         row->arrays++;
-        row->bytes += d->entry.nbytes;
+        row->bytes += d->entry->nbytes;
         row->reading += h->reading;
         row->writing += h->writing;
         row->waiting += h->waiting;
     }
-    if (d->entry.waiting > 0)
+    if (d->entry->waiting > 0)
         add_waits(look, d);
     return 0;
 }

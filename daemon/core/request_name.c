@@ -340,12 +340,12 @@ fill_holders(const struct array *array, struct room *room, struct msg_holder *ho
     return n;
 }
 
-static struct msg_show_result
+static struct msg_details
 show_record(const struct array *array, const struct msg_entry *entry)
 {
     const struct block *block = array_block(array);
     const int64_t *strides = array_strides(array);
-    struct msg_show_result result = {
+    struct msg_details result = {
         .entries = entry,
         .n_entries = 1,
         .descr = msg_str_opt(array_descr(array)),
@@ -366,7 +366,7 @@ show_record(const struct array *array, const struct msg_entry *entry)
 
 /* What a show takes without its holders, at most: a number has 9 bytes, a key up to 16. */
 static size_t
-show_bytes(const struct msg_show_result *result)
+show_bytes(const struct msg_details *result)
 {
     return msg_entry_size(result->entries) + result->strides.n * 9 + result->descr.n +
            result->metadata.n + 9 * (16 + 9);
@@ -376,7 +376,7 @@ HANDLER(on_show)
 {
     _cleanup_free_ struct msg_holder *holders = calloc(HOLDERS_MAX, sizeof(*holders));
     struct room room = room_init(core);
-    struct msg_show_result result;
+    struct msg_details result;
     const struct msg_name_params *p = params;
     struct msg_entry entry;
     struct named named;
@@ -407,18 +407,20 @@ struct unnamed_page {
     } * storage; /* of each */
 };
 
-static struct msg_unnamed
+static struct msg_details
 unnamed_record(const struct core *core, const struct array *array, struct unnamed_storage *s)
 {
     const struct block *block = array_block(array);
     struct room room = room_init(core);
 
     s->entry = entry_record(core, array);
-    return (struct msg_unnamed){
+    return (struct msg_details){
         .entries = &s->entry,
         .n_entries = 1,
         .array = array->id,
         .block = block ? block->id : 0,
+        .block_size = block ? block->size : 0,
+        .offset = block ? array_offset(array) : 0,
         .companion_of = array->is_companion ? array->companion->id : 0,
         .holders = s->holders,
         .n_holders = fill_holders(array, &room, s->holders, UNNAMED_HOLDERS),
@@ -436,8 +438,8 @@ unnamed_pool(const struct core *core, struct pager *pager, struct pool *pool,
     struct array *array = pool_find_nameless(pool, after->name, after->generation, id);
 
     for (; array; array = RB_NEXT(nameless, &pool->nameless, array)) {
-        struct msg_unnamed record = unnamed_record(core, array, &page->storage[pager->n]);
-        if (!pager_add(pager, &record, msg_unnamed_size(&record)))
+        struct msg_details record = unnamed_record(core, array, &page->storage[pager->n]);
+        if (!pager_add(pager, &record, msg_details_size(&record)))
             return;
     }
 }
@@ -450,7 +452,7 @@ send_unnamed(struct core *core, struct conn *conn, uint32_t id,
                          const void *params, bool resumed),
              struct refusal *r)
 {
-    _cleanup_free_ struct msg_unnamed *arrays = calloc(UNNAMED_MAX, sizeof(*arrays));
+    _cleanup_free_ struct msg_details *arrays = calloc(UNNAMED_MAX, sizeof(*arrays));
     _cleanup_free_ struct unnamed_storage *storage = calloc(UNNAMED_MAX + 1, sizeof(*storage));
     struct unnamed_page page = {.pager = PAGER(core, arrays, UNNAMED_MAX), .storage = storage};
 
@@ -486,11 +488,11 @@ range_state(const struct range *range)
 }
 
 /* array NULL: it is none, or one that is not to be seen. */
-static struct msg_unnamed
+static struct msg_details
 range_record(const struct core *core, const struct block *block, const struct array *array,
              struct unnamed_storage *s)
 {
-    struct msg_unnamed record = {.entries = &s->entry, .n_entries = 1};
+    struct msg_details record = {.entries = &s->entry, .n_entries = 1};
 
     if (!array) {
         s->entry = (struct msg_entry){.pool = MSG_STR(block->pool->name),
@@ -525,11 +527,11 @@ ranges_block(const struct core *core, struct pager *pager, const struct block *b
         uint64_t end = many ? block->size : range_offset(range) + range_bytes(range);
         if (end <= offset)
             continue;
-        struct msg_unnamed record = range_record(core, block, array, &page->storage[pager->n]);
+        struct msg_details record = range_record(core, block, array, &page->storage[pager->n]);
         record.offset = range_offset(range) > offset ? range_offset(range) : offset;
         record.bytes = end - record.offset;
         record.state = MSG_STR(many ? "many" : range_state(range));
-        if (!pager_add(pager, &record, msg_unnamed_size(&record)))
+        if (!pager_add(pager, &record, msg_details_size(&record)))
             return;
     }
 }

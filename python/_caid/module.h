@@ -320,10 +320,8 @@ bool py_client_is_live(const struct client_object *self);
     FAST(begin, "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket.") \
     FAST(arena_new, "Makes an allocator: an Arena.")                                          \
     METHOD(find_device, METH_O, "Index of the device that CUDA calls so here.")               \
-    FAST(list, "Names: a list of tuples.")                                                    \
     METHOD(set_list, METH_O, "Keys of a set: a list of tuples.")                              \
     FAST(show, "What is known of a name: a list of one tuple.")                               \
-    FAST(unnamed, "Arrays without a name: a list of tuples.")                                 \
     FAST(query, "A list of the daemon's, by its name: tuples of caid/_answers.py's fields.")  \
     METHOD(memory_info, METH_O, "Memory of a device: a tuple.")                               \
     METHOD(flush, METH_O, "Frees what waits: (entries, blocks, bytes).")                      \

@@ -84,7 +84,7 @@ class Queries(_caid.Client):
         -------
         list of Entry
         """
-        return [Entry._make(entry) for entry in self._list(pool, prefix, all)]
+        return self._records(Entry, "list", pool, prefix, all)
 
     def lost(
         self, *, pool: str | None = None, prefix: str | None = None, all: bool = False
@@ -132,9 +132,9 @@ class Queries(_caid.Client):
         Returns
         -------
         list of Details
-            `entry.name` is the last name. The daemon tells neither strides nor place here.
+            `entry.name` is the last name. The daemon tells no strides here.
         """
-        return [_details(details) for details in self._unnamed(pool, all)]
+        return [_details(details) for details in self._query("unnamed", pool, None, all)]
 
     def pools(self) -> List[Pool]:
         """The pools that the caller may read: list of Pool."""

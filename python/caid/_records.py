@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the daemon tells, as named tuples. The fields are in the order that ``_caid`` gives."""
 
-from typing import Any, List, Literal, NamedTuple, Optional, Tuple
+from typing import Literal, NamedTuple, Optional, Tuple
 
 from . import _answers
 from ._answers import *  # noqa: F403
@@ -10,11 +10,8 @@ __all__ = [
     "AllocationInfo",
     "ArenaInfo",
     "Change",
-    "Details",
     "Device",
-    "Entry",
     "Flushed",
-    "Holder",
     "IpcHandle",
     "MemoryInfo",
     "PointerInfo",
@@ -172,56 +169,3 @@ class Status(NamedTuple):
     machine_id: str  #: that the daemon runs on: 32 hexadecimal digits, see :class:`caid.Reference`
     daemon_id: str  #: the same of the daemon, and of those that were before it
     set_max: int  #: arrays that a set may have
-
-
-class Entry(NamedTuple):
-    """A name."""
-
-    pool: str
-    name: str
-    typestr: str
-    shape: Tuple[int, ...]
-    device: int  #: index, or -1 for one that the client does not know
-    generation: int
-    nbytes: int
-    leases: int  #: how many hold it
-    uid: int  #: who created it
-    memory: str  #: "device", "legacy", "pinned" or "mapped"
-    readers: int  #: brackets that are open on it
-    writers: int  #: the same
-    waiting: int  #: brackets that wait for those
-    abandoned: bool  #: a writer died, or gave up, and nobody has written it since
-    parts: int  #: arrays that lie in its memory and keep it: publish() of an Arena
-    ttl_ns: int  #: nanoseconds until the daemon unlinks it: expire(); 0: it does not
-    members: int  #: arrays of a set: publish_many(); else 0
-    of_set: bool  #: whether the name, and the generation, are those of a set
-    sets: int  #: keys of sets under which it is kept
-
-
-class Holder(NamedTuple):
-    """Who holds an array."""
-
-    client: Optional[str]  #: the name that it gave itself
-    pid: int
-    uid: int
-    readonly: bool
-    hung_up: bool  #: its connection has ended, its process has not
-    sent: bool  #: it has sent the array, which nobody has taken yet
-    reading: int  #: brackets that it has open on the array
-    writing: int  #: the same
-    waiting: int  #: brackets of its that wait
-
-
-class Details(NamedTuple):
-    """All that is known of an array."""
-
-    entry: Entry  #: without a name, its name is the last one; "" where it never had one
-    strides: Optional[tuple]  #: bytes; None for C order
-    descr: Optional[str]  #: JSON field list of a structured type
-    array: int  #: the daemon's number for it
-    block: int  #: of its memory; 0 for an array of no bytes
-    block_size: int
-    offset: int  #: bytes from the block's start
-    holders: List[Holder]  #: as many as fit a packet
-    metadata: Any  #: the user's, decoded anew; None without
-    companion: int  #: number of the array that it keeps; without a name, that keeps it; or 0

@@ -197,7 +197,7 @@ wait_for_brackets(struct caid_client *client, uint64_t n)
 static int
 see_waiting(const struct caid_details *details, void *userdata)
 {
-    *(uint64_t *)userdata = details->entry.waiting;
+    *(uint64_t *)userdata = details->entry->waiting;
     return 0;
 }
 

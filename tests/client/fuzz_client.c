@@ -452,8 +452,8 @@ close_array(struct objects *o, uint8_t i)
         return 0;                                                       \
     }
 READER(caid_entry, r->pool, r->name, r->typestr, r->memory)
-READER(caid_details, r->entry.name, r->descr, r->metadata,
-       r->n_holders ? r->holders->client : "")
+READER(caid_details, r->entry->name, r->descr, r->metadata,
+       r->n_holders ? r->holders[0]->client : "")
 READER(caid_pool, r->name)
 READER(caid_user, r->uid ? "" : "root")
 READER(caid_ticket, r->pool, r->name)

@@ -437,9 +437,9 @@ see_holders(const struct caid_details *details, void *userdata)
 
     for (uint32_t i = 0; i < details->n_holders; i++) {
         seen->n++;
-        seen->reading += details->holders[i].reading;
-        seen->writing += details->holders[i].writing;
-        seen->waiting += details->holders[i].waiting;
+        seen->reading += details->holders[i]->reading;
+        seen->writing += details->holders[i]->writing;
+        seen->waiting += details->holders[i]->waiting;
     }
     return 0;
 }

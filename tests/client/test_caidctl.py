@@ -114,6 +114,7 @@ def test_monitor_json_and_filters(socket, client):
 def test_monitor_when_the_daemon_ends(tmp_path):
     with run_daemon(tmp_path / "s") as daemon, monitor(tmp_path / "s") as process:
         daemon.terminate()
+        assert daemon.wait(60) == 0  # a second signal could kill it
         out, err = process.communicate(timeout=60)
         assert process.returncode == 1
         assert err.startswith("caidctl: monitor: ")
@@ -400,6 +401,8 @@ def test_list_is_aligned(socket, client):
 ENTRY_KEYS = {"pool", "name", "generation", "device", "device_uuid", "memory", "typestr", "shape",
               "nbytes", "uid", "leases", "readers", "writers", "waiting", "abandoned", "parts",
               "ttl_ns", "members", "of_set", "sets"}
+DETAILS_KEYS = {"strides", "descr", "metadata", "array", "block", "block_size", "offset", "holders",
+                "companion", "companion_of", "bytes", "state", "held"}
 
 
 def test_list_json(socket, client):
@@ -455,8 +458,7 @@ def test_show(socket, client):
     assert shown["holders"] == [{"pid": os.getpid(), "uid": os.getuid(), "client": "maker",
                                  "readonly": False, "hung_up": False, "sent": False, "reading": 0,
                                  "writing": 0, "waiting": 0}]
-    assert set(shown) == ENTRY_KEYS | {"strides", "descr", "metadata", "array", "block",
-                                       "block_size", "offset", "holders", "companion", "storage"}
+    assert set(shown) == ENTRY_KEYS | DETAILS_KEYS | {"storage"}
     assert shown["metadata"] is None and shown["memory"] == "device"
     text = caidctl("show", "x", socket=socket).stdout
     assert re.search(r"^strides +\(12, 24\)$", text, re.M)
@@ -546,7 +548,7 @@ def test_unnamed(socket, client):
     client.create(None, (256,))
     client.create("named", (256,))
     (entry,) = read_json(socket, "show", "--unnamed")["unnamed"]
-    assert set(entry) == ENTRY_KEYS | {"array", "block", "holders", "companion"}
+    assert set(entry) == ENTRY_KEYS | DETAILS_KEYS
     assert entry["name"] is None and entry["generation"] == 0 and entry["nbytes"] == 1024
     head, line = caidctl("show", "-u", socket=socket).stdout.splitlines()
     assert re.split(r"\s{2,}", head.strip()) == ["PID", "USER", "CLIENT", "MODE", "POOL",

@@ -539,7 +539,7 @@ static const struct msg_ticket same[] = {{.number = 1}, {.number = 1}},
                                of_large = {.uid = UINT64_C(1) << 32};
 static const struct msg_entry no_entry[1];
 static const struct msg_holder holder = {.pid = 1};
-static const struct msg_unnamed
+static const struct msg_details
     without_entry = {.array = 1, .entries = no_entry, .holders = &holder, .n_holders = 1},
     endless[1],
     outside = {.entries = no_entry,

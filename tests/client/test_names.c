@@ -99,19 +99,19 @@ check_details(const struct caid_details *d, void *userdata)
 {
     const struct caid_array_info *info = caid_array_get_info(userdata);
 
-    cr_assert_str_eq(d->entry.name, "x");
-    cr_assert_eq(d->entry.leases, 2);
-    cr_assert_eq(d->entry.nbytes, 1000);
+    cr_assert_str_eq(d->entry->name, "x");
+    cr_assert_eq(d->entry->leases, 2);
+    cr_assert_eq(d->entry->nbytes, 1000);
     cr_assert(d->block == info->block && d->offset == info->offset);
     cr_assert_geq(d->block_size, 1000);
     cr_assert(!d->descr && !d->strides && d->array != 0);
     cr_assert_eq(d->n_holders, 2);
     for (size_t i = 0; i < 2; i++) {
-        cr_assert_eq(d->holders[i].pid, (uint64_t)getpid());
-        cr_assert_eq(d->holders[i].uid, getuid());
-        cr_assert_not_null(d->holders[i].client, "the program's name");
+        cr_assert_eq(d->holders[i]->pid, (uint64_t)getpid());
+        cr_assert_eq(d->holders[i]->uid, getuid());
+        cr_assert_not_null(d->holders[i]->client, "the program's name");
     }
-    cr_assert_eq(d->holders[0].readonly + d->holders[1].readonly, 1);
+    cr_assert_eq(d->holders[0]->readonly + d->holders[1]->readonly, 1);
     return 5;
 }
 
@@ -238,11 +238,11 @@ see_unnamed(const struct caid_details *d, void *userdata)
 {
     struct unnamed *unnamed = userdata;
 
-    cr_assert(d->array != 0 && d->n_holders == 1 && d->entry.leases == 1);
-    cr_assert_eq(d->holders[0].pid, (uint64_t)getpid());
-    cr_assert(!d->holders[0].hung_up && !d->holders[0].readonly);
-    cr_assert_str_eq(d->entry.memory, "device");
-    unnamed->lost_its_name |= strcmp(d->entry.name, "was") == 0;
+    cr_assert(d->array != 0 && d->n_holders == 1 && d->entry->leases == 1);
+    cr_assert_eq(d->holders[0]->pid, (uint64_t)getpid());
+    cr_assert(!d->holders[0]->hung_up && !d->holders[0]->readonly);
+    cr_assert_str_eq(d->entry->memory, "device");
+    unnamed->lost_its_name |= strcmp(d->entry->name, "was") == 0;
     unnamed->n++;
     return 0;
 }

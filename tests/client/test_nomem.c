@@ -25,7 +25,7 @@ see_entry(const struct caid_entry *entry, void *userdata)
 static int
 see_details(const struct caid_details *details, void *userdata)
 {
-    return see_entry(&details->entry, userdata);
+    return see_entry(details->entry, userdata);
 }
 
 static void

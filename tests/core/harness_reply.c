@@ -38,7 +38,7 @@ note_holders(struct h_reply *reply, const struct msg_holder *holders, uint32_t n
 }
 
 static void
-note_show(struct h_reply *reply, const struct msg_show_result *result)
+note_show(struct h_reply *reply, const struct msg_details *result)
 {
     reply->array = result->array;
     reply->block = result->block;
@@ -63,7 +63,7 @@ note_unnamed(struct h_reply *reply, const struct msg_unnamed_result *result)
         reply->companion_of[i] = result->arrays[i].companion_of;
     }
     if (result->n_arrays) { /* what to go on after */
-        const struct msg_unnamed *last = &result->arrays[result->n_arrays - 1];
+        const struct msg_details *last = &result->arrays[result->n_arrays - 1];
         reply->array = last->array;
         reply->block = last->block;
         reply->offset = last->offset + last->bytes;
@@ -88,7 +88,7 @@ union result {
     struct msg_hello_result hello;
     struct msg_resume_result resume;
     struct msg_status_result status;
-    struct msg_show_result show;
+    struct msg_details show;
     struct msg_pools_result pools;
     struct msg_memory_result memory;
     struct msg_publish_result publish;

@@ -21,7 +21,7 @@ if os.environ.get("CAID_GOLDEN") == "renew":
 
 TYPES = {"BOOL": "bool", "U64": "u64", "I64": "i64", "STR": "str",
          "I64S": "[i64]", "U64S": "[u64]", "STRS": "[str]"}
-PRESENCE = {"REQ": "required", "OPT": "optional"}
+PRESENCE = {"REQ": "required", "OPT": "optional", "ALL": "optional"}
 
 
 # ---- what the tables of the tree say ----
@@ -37,9 +37,9 @@ def read_messages():
     text = "".join((ROOT / "proto" / name).read_text("utf-8") for name in ("answers.def", "messages.def"))
     text = re.sub(r"^#.*\n", "", text, flags=re.M)
     records = {name: [] for name in re.findall(r"^(?:RECORD|ANSWER)\((\w+)", text, re.M)}
-    lines = re.findall(r"^(FIELD|SECRET|NESTED)\((\w+), (\w+), (\w+)(?:, (REQ|OPT))?", text, re.M)
+    lines = re.findall(r"^(FIELD|SECRET|NESTED|ONE)\((\w+), (\w+), (\w+)(?:, (REQ|OPT|ALL))?", text, re.M)
     for macro, record, second, third, *presence in lines:
-        if macro != "NESTED":
+        if macro not in ("NESTED", "ONE"):
             records[record].append((third, TYPES[second], PRESENCE[presence[0]]))
         else:
             records[record].append((third, f"[{second}]", "optional"))

@@ -65,8 +65,8 @@ CAID_TEST(size, rooms_are_exact)
             sampler_init(&s, seed, (enum sample_mode)mode);
             CHECK_RECORD(&s, OPEN, arrays_result, block, blocks);
             CHECK_RECORD(&s, LIST, list_result, entry, entries);
-            CHECK_RECORD(&s, SHOW, show_result, holder, holders);
-            CHECK_RECORD(&s, UNNAMED, unnamed_result, unnamed, arrays);
+            CHECK_RECORD(&s, SHOW, details, holder, holders);
+            CHECK_RECORD(&s, UNNAMED, unnamed_result, details, arrays);
             CHECK_RECORD(&s, USERS, users_result, user, users);
             CHECK_RECORD(&s, POOLS, pools_result, pool, pools);
             CHECK_RECORD(&s, MEMORY_INFO, memory_result, memory, devices);

@@ -47,8 +47,8 @@ def members(node, classes):
 
 
 RECORDS = {
-    "arena_info": caid.ArenaInfo, "details": caid.Details, "device": caid.Device, "entry": caid.Entry,
-    "flushed": caid.Flushed, "holder": caid.Holder, "memory": caid.MemoryInfo, "status": caid.Status,
+    "arena_info": caid.ArenaInfo, "device": caid.Device, "flushed": caid.Flushed, "memory": caid.MemoryInfo,
+    "status": caid.Status,
 }  # fmt: skip
 
 

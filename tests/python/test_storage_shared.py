@@ -186,7 +186,7 @@ def test_both_buffers_are_one_name(name, daemon, elsewhere):
     maker(f"s = cs.ones((1000,), 'u1', name={name!r}, device='gpu')")
     with daemon.connect() as client:
         shown, (unnamed,) = client.show(name), client.unnamed()
-        assert unnamed.array == shown.companion and unnamed.companion == shown.array
+        assert unnamed.array == shown.companion and unnamed.companion_of == shown.array
         assert len(unnamed.holders) == 1
         other = elsewhere(name)
         maker.kill()

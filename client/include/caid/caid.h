@@ -462,25 +462,6 @@ int caid_expire(struct caid_client *client, const char *name, const char *pool,
                 uint64_t generation, uint64_t ttl_ns, uint64_t *ret_generation,
                 struct caid_error *error);
 
-struct caid_entry {
-    const char *pool, *name, *typestr;
-    const int64_t *shape;
-    uint32_t ndim;
-    int32_t device; /* or -1 */
-    uint64_t generation, nbytes;
-    uint64_t leases;           /* how many hold it */
-    uint32_t uid;              /* who created it */
-    const char *memory;        /* "device", "legacy", "pinned", "mapped" */
-    uint64_t readers, writers; /* brackets that are open on it: handoff.h */
-    uint64_t waiting;          /* brackets that wait for those */
-    bool abandoned;            /* a writer died, and nobody has written it since */
-    uint64_t parts;            /* arrays in its memory: caid_array_publish_part() */
-    uint64_t ttl_ns;           /* until it is unlinked by itself; 0: it is not */
-    uint64_t members;          /* of a set: caid_publish_many(); else 0 */
-    bool of_set;               /* the name is a set's, and so is the generation */
-    uint64_t sets;             /* keys of sets under which it is kept */
-};
-
 struct caid_list_options {
     size_t struct_size;
     const char *pool;
@@ -499,32 +480,6 @@ int caid_set_list(struct caid_array *set,
                   int (*fn)(const struct caid_entry *entry, void *userdata), void *userdata,
                   struct caid_error *error);
 
-struct caid_holder {
-    const char *client; /* the name that it gave itself, or NULL */
-    uint64_t pid;
-    uint32_t uid;
-    bool readonly, hung_up; /* hung_up: its connection has ended, its process has not */
-    bool sent;              /* it has sent the array, which nobody has taken yet */
-    uint64_t reading, writing, waiting; /* brackets that it has on the array */
-};
-
-struct caid_details {
-    struct caid_entry entry;
-    const int64_t *strides;       /* NULL: C order */
-    const char *descr, *metadata; /* or NULL */
-    uint64_t array, block, block_size, offset;
-    uint64_t companion; /* array that it keeps; of one without a name: that keeps it; or 0 */
-    const struct caid_holder *holders;
-    size_t n_holders; /* at most entry.leases; less where a packet would not hold all */
-    uint64_t bytes;   /* this and what follows: of caid_ranges() */
-    const char
-        *state; /* "array", "creating" (its memory is on its way), "dead" (nobody has it, but
-                          work that may use it goes on), "pending" (to be freed), "free", "aside"
-                          (free, unless who had it before a restart comes back), or "many" (all that
-                          follows the first 2,047 ranges of a block) */
-    bool held;  /* "pending": its creator's uid holds such back: caid_defer_begin() */
-};
-
 /* Like caid_list() for one name; fn is called once. */
 int caid_show(struct caid_client *client, const char *name, const char *pool,
               int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
@@ -537,7 +492,10 @@ int caid_unnamed(struct caid_client *client, const struct caid_list_options *opt
 
 /* Like caid_list() for memory, block by block: all that lies in it, from offset to offset + bytes,
  * without a gap. entry has pool, device and memory in any case, name and the rest for "array",
- * "dead" and "pending". prefix is ignored. */
+ * "dead" and "pending". prefix is ignored. state is "array", "creating" (its memory is on its way),
+ * "dead" (nobody has it, but work that may use it goes on), "pending" (to be freed), "free",
+ * "aside" (free, unless who had it before a restart comes back), or "many" (all that follows the
+ * first 2,047 ranges of a block). */
 int caid_ranges(struct caid_client *client, const struct caid_list_options *options,
                 int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
                 struct caid_error *error);
