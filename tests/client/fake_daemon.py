@@ -1,60 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon that says whatever a test wants: HELLO and STATUS as given, and a refusal of all else.
-With as much of MessagePack (https://msgpack.org) as that takes."""
+"""A daemon that says whatever a test wants: HELLO and STATUS as given, and a refusal of all else."""
 
 import contextlib
+import pathlib
 import socket
-import struct
+import sys
 import threading
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "daemon"))
+from raw import pack, unpack  # noqa: E402
+
 SHUTDOWN = 14  # proto/errors.def
-
-
-def pack(value):
-    if value is None:
-        return b"\xc0"
-    if isinstance(value, bool):
-        return b"\xc3" if value else b"\xc2"
-    if isinstance(value, int):
-        return struct.pack(">BQ", 0xcf, value) if value >= 0 else struct.pack(">Bq", 0xd3, value)
-    if isinstance(value, str):
-        text = value.encode()
-        return b"\xda" + struct.pack(">H", len(text)) + text
-    if isinstance(value, list):
-        return b"\xdc" + struct.pack(">H", len(value)) + b"".join(map(pack, value))
-    if not isinstance(value, dict):
-        raise TypeError(value)
-    items = b"".join(pack(k) + pack(v) for k, v in value.items())
-    return b"\xde" + struct.pack(">H", len(value)) + items
-
-
-def unpack(data):
-    """The number or string that data starts with, and the rest."""
-    first = data[0]
-    if first < 0x80:
-        return first, data[1:]
-    if 0xcc <= first <= 0xcf:
-        size = 1 << (first - 0xcc)
-        return int.from_bytes(data[1:1 + size], "big"), data[1 + size:]
-    if 0xa0 <= first <= 0xbf:
-        size, at = first & 0x1f, 1
-    elif first == 0xd9:
-        size, at = data[1], 2
-    else:
-        raise ValueError(f"{first:#x}")
-    return data[at:at + size].decode(), data[at + size:]
-
-
-def unpack_request(packet):
-    """The id and the method of [0, id, method, params]."""
-    assert packet[0] == 0x94
-    kind, rest = unpack(packet[1:])
-    assert kind == 0
-    number, rest = unpack(rest)
-    method, _ = unpack(rest)
-    return number, method
-
-
 DEVICE = {"uuid": "GPU-00000000-0000-4000-8000-000000000001", "name": "Fake", "total": 1 << 30,
           "granularity": 2 << 20, "handoff": "memops", "kinds": ["device", "legacy", "pinned"],
           "memops": True, "readonly_host": True, "mps": False, "persistence": "on",
@@ -75,7 +31,7 @@ def answer(connection, answers):
             if packet[1] != 0:
                 answers.get("notified", bytes)(packet)
                 continue
-            number, method = unpack_request(packet)
+            _, number, method, _ = unpack(packet)
             result = answers.get(method, (SHUTDOWN, "the daemon is stopping"))
             fds, error = [], None
             if callable(result):
