@@ -19,18 +19,19 @@
 #include "session/client.h"
 #include "session/connect.h"
 #include "session/feature.h"
-#include "session/late.h"
-#include "session/standing.h"
+#include "session/gpu.h"
+#include "session/resume.h"
 
 DEFINE_CLEANUP(struct caid_client *, caid_client_close)
 
 /* The order in which they are asked. An end of a bracket is sent before the arrays and pages
  * that it is of are given up. What waits for pages goes before them, and both before the blocks,
- * which stay where these say so. */
+ * which stay where these say so; the driver goes last. */
 static const struct feature *const features[] = {
-    &bracket_feature, &lease_feature,    &lane_feature,  &page_feature,
-    &arena_feature,   &standing_feature, &array_feature, &block_feature,
-    &watch_feature,   &part_feature,     &late_feature,  NULL,
+    &call_feature,  &resume_feature, &bracket_feature, &lease_feature,
+    &lane_feature,  &page_feature,   &arena_feature,   &array_feature,
+    &block_feature, &watch_feature,  &part_feature,    &gpu_feature,
+    NULL,
 };
 
 struct whole {

@@ -17,7 +17,6 @@
 #include "session/client.h"
 #include "session/feature.h"
 #include "session/interrupt.h"
-#include "session/late.h"
 #include "session/stream.h"
 
 /* Fences of one bracket, which come in portions. Far more than pages have slots; only a daemon
@@ -48,7 +47,7 @@ struct caid_bracket {
     /* Under the client's lock. */
     uint32_t refs;
     enum bracket_state state;
-    struct standing begin;
+    struct call begin;
     uint64_t asked_ns;
     bool granted;              /* the daemon has opened the bracket */
     bool begun;                /* it is open, or was */
@@ -99,7 +98,7 @@ set_state(struct caid_bracket *bracket, enum bracket_state state)
     if (state == BRACKET_OVER && bracket->state != BRACKET_OVER)
         LIST_REMOVE(bracket, of_table);
     bracket->state = state;
-    wake_all(&bracket->begin.call.wake);
+    wake_all(&bracket->begin.wake);
 }
 
 static void
@@ -213,7 +212,7 @@ claim_open(const struct caid_bracket *bracket, struct claims *claims)
     struct msg_begin_params params = bracket->params;
 
     params.again = true;
-    claims_add_request(claims, &claims->brackets, CLAIM_ID, MSG_BEGIN, &params);
+    claims_add_begin(claims, &params);
 }
 
 /* Ends that are yet to be sent are of brackets that are open there. What they have written is told
@@ -268,12 +267,11 @@ cancel(struct caid_bracket *bracket)
 {
     struct caid_client *client = bracket->client;
 
-    standing_cancel(client, &bracket->begin);
+    call_cancel(client, &bracket->begin);
     call_flush(client);
-    if (call_wait_until(client, &bracket->begin.call, clock_now_ns() + SPIN_MIN_NS,
-                        clock_now_ns() + CANCEL_NS, NULL) != 0 &&
-        !bracket->begin.call.late)
-        late_look_for(client, &bracket->begin.call);
+    if (call_wait_until(client, &bracket->begin, clock_now_ns() + SPIN_MIN_NS,
+                        clock_now_ns() + CANCEL_NS, NULL) != 0)
+        call_look_for(client, &bracket->begin);
 }
 
 /* What is asked for is given up: cancelled, or given back. Under the client's lock, which it drops
@@ -282,7 +280,7 @@ static void
 give_up(struct caid_bracket *bracket)
 {
     bracket->given_up = true;
-    if (bracket->begin.state != STANDING_IDLE) {
+    if (bracket->begin.state != CALL_IDLE) {
         cancel(bracket);
     } else if (bracket->state == BRACKET_GRANTED) {
         send_undone(bracket);
@@ -353,7 +351,7 @@ static int
 take_grant(struct caid_client *client, struct call *call, const void *reply,
            struct call_fds *fds)
 {
-    struct caid_bracket *bracket = container_of(call, struct caid_bracket, begin.call);
+    struct caid_bracket *bracket = container_of(call, struct caid_bracket, begin);
     const struct msg_fences_result *result = reply;
 
     int r = pages_take(client, result->pages, result->n_pages, fds, false);
@@ -365,10 +363,9 @@ take_grant(struct caid_client *client, struct call *call, const void *reply,
 
 /* The begin is answered, or the connection has ended. A grant that nobody wants is given back. */
 static void
-begin_over(struct caid_client *client, struct standing *begin)
+begin_over(struct caid_client *client, struct call *call)
 {
-    struct caid_bracket *bracket = container_of(begin, struct caid_bracket, begin);
-    const struct call *call = &begin->call;
+    struct caid_bracket *bracket = container_of(call, struct caid_bracket, begin);
 
     spin_note(&client->brackets->spin, clock_now_ns() - bracket->asked_ns);
     if (call->r < 0)
@@ -386,31 +383,17 @@ struct more_call {
     struct caid_bracket *bracket;
 };
 
+/* The pages stay in any case; of one that was left, the bracket, which has not begun, is given back
+ * by its caller. */
 static int
 take_more(struct caid_client *client, struct call *call, const void *reply,
           struct call_fds *fds)
 {
-    struct caid_bracket *bracket = container_of(call, struct more_call, call)->bracket;
+    const struct more_call *more = container_of(call, struct more_call, call);
     const struct msg_fences_result *result = reply;
 
     int r = pages_take(client, result->pages, result->n_pages, fds, false);
-    return r < 0 ? r : add_fences(bracket, result, &call->error);
-}
-
-/* The pages stay; the bracket, which has not begun, is given back by its caller. */
-static int
-take_late(struct caid_client *client, struct call *call UNUSED, const void *reply,
-          struct call_fds *fds)
-{
-    const struct msg_fences_result *result = reply;
-
-    return pages_take(client, result->pages, result->n_pages, fds, false);
-}
-
-static struct call *
-adopt_more(struct caid_client *client UNUSED, struct call *call UNUSED)
-{
-    return late_new(take_late);
+    return r < 0 || call->left ? r : add_fences(more->bracket, result, &call->error);
 }
 
 /* How long an answer may take in the bracket's own time; UINT64_MAX: it has none. */
@@ -433,17 +416,15 @@ ask_for_more(struct caid_bracket *bracket, struct caid_error *error)
         .page = bracket->last_page,
         .slot = bracket->last_slot,
     };
-    struct more_call more = {
-        .call = {.method = MSG_FENCES,
-                 .params = &params,
-                 .take = take_more,
-                 .adopt = adopt_more,
-                 .has_pages = true,
-                 .timeout_ns = min_u64(time_left(bracket), bracket->client->call_timeout_ns)},
-        .bracket = bracket,
-    };
+    struct more_call *more = call_new(sizeof(*more), MSG_FENCES, &params);
 
-    return call_make(bracket->client, &more.call, error);
+    if (!more)
+        return fail_errno(error, ENOMEM, "no memory for a request");
+    more->bracket = bracket;
+    more->call.take = take_more;
+    more->call.has_pages = true;
+    more->call.timeout_ns = min_u64(time_left(bracket), bracket->client->call_timeout_ns);
+    return call_make(bracket->client, &more->call, error);
 }
 
 /* ---- asking ---- */
@@ -569,13 +550,13 @@ bracket_new(struct caid_client *client, const struct caid_bracket_options *optio
     bracket->params.thread = (uint64_t)thread_id();
     add_leases(bracket, options);
     add_names(bracket->names, sizeof(bracket->names), options);
-    bracket->begin.call = (struct call){
+    bracket->begin = (struct call){
         .method = MSG_BEGIN,
         .params = &bracket->params,
         .take = take_grant,
         .has_pages = true,
+        .over = begin_over,
     };
-    standing_init(&bracket->begin, begin_over);
     return bracket;
 }
 
@@ -618,8 +599,8 @@ ask(struct caid_bracket *bracket, struct caid_error *error)
     bracket->params.bracket = ++client->brackets->last_id;
     bracket->asked_ns = clock_now_ns();
     uint64_t left_ns = time_left(bracket);
-    bracket->begin.call.timeout_ns = left_ns == UINT64_MAX ? 0 : left_ns;
-    r = standing_start(client, &bracket->begin, error);
+    bracket->begin.timeout_ns = left_ns == UINT64_MAX ? 0 : left_ns;
+    r = call_start(client, &bracket->begin, error);
     if (r == 0) {
         bracket->refs++;
         LIST_INSERT_HEAD(&client->brackets->all, bracket, of_table);
@@ -736,12 +717,12 @@ wait_for_answer(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_
 {
     struct caid_client *client = bracket->client;
     uint64_t spin_until_ns = bracket->asked_ns + spin_for_ns(&client->brackets->spin);
-    uint64_t limit_ns = bracket->begin.call.deadline_ns;
+    uint64_t limit_ns = bracket->begin.deadline_ns;
     struct caid_error unwanted;
 
-    if (bracket->begin.state == STANDING_IDLE)
+    if (bracket->begin.state == CALL_IDLE)
         return 0;
-    int r = call_wait_until(client, &bracket->begin.call, spin_until_ns,
+    int r = call_wait_until(client, &bracket->begin, spin_until_ns,
                             deadline_ns < limit_ns ? deadline_ns : limit_ns,
                             error ? error : &unwanted);
     if (r <= 0 || clock_now_ns() < limit_ns)
@@ -760,11 +741,11 @@ wait_for_turn(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_er
     if (r != 0)
         return r;
     while (bracket->state == BRACKET_BUSY) /* another thread's wait */
-        if (wake_wait(&bracket->begin.call.wake, &client->lock,
+        if (wake_wait(&bracket->begin.wake, &client->lock,
                       interrupt_look_by(client, deadline_ns)) < 0) {
             if (clock_now_ns() >= deadline_ns)
                 return 1;
-            r = interrupt_ask_unlocked(client, error);
+            r = call_ask_interrupt(client, error);
             if (r < 0)
                 return r;
         }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A bracket around the use of some arrays by a stream, or by the host. Its begin is a request that
- * stands (session/standing.h) until the daemon says that it is this one's turn; the fences of the
+ * is in flight until the daemon says that it is this one's turn; the fences of the
  * reply are then waited for (lane.h), and the bracket is open until its end, which signals and
  * tells the daemon so.
  *
@@ -11,7 +11,7 @@
  * a thread has it (BUSY), and drops the client's lock meanwhile.
  *
  * Life: made by caid_bracket_start(). References, under the client's lock: the caller's, until
- * caid_bracket_free(), the request's while it stands, and that of what waits to be sent; the
+ * caid_bracket_free(), the request's until it is over, and that of what waits to be sent; the
  * struct goes with the last one. It holds the client. Of the arrays it knows the leases alone:
  * they may be closed at any time, and the daemon then ends what the bracket has of them.
  *

@@ -184,7 +184,43 @@ pages_take(struct caid_client *client, const struct msg_page *pages, uint32_t n,
     return 0;
 }
 
-/* ---- one's own ---- */
+/* ---- a call for one ---- */
+
+struct page_call {
+    struct call call;
+    struct page **ret;
+};
+
+void
+page_give(struct caid_client *client, struct call *call, struct page *page)
+{
+    page_ref(page);
+    if (!call->left) {
+        *container_of(call, struct page_call, call)->ret = page;
+        return;
+    }
+    if (page->own)
+        page_open(client, page);
+    page_close(client, page);
+}
+
+int
+page_ask(struct caid_client *client, struct page **ret, enum msg_method method,
+         const void *params,
+         int (*take)(struct caid_client *client, struct call *call, const void *result,
+                     struct call_fds *fds),
+         struct caid_error *error)
+{
+    struct page_call *page_call = call_new(sizeof(*page_call), method, params);
+    struct call *call = page_call ? &page_call->call : NULL;
+
+    if (page_call) {
+        page_call->ret = ret;
+        call->take = take;
+        call->has_pages = true;
+    }
+    return call_make(client, call, error);
+}
 
 static int
 take_page(struct caid_client *client, struct call *call, const void *reply,
@@ -193,29 +229,17 @@ take_page(struct caid_client *client, struct call *call, const void *reply,
     const struct msg_page_result *result = reply;
 
     int r = result->n_pages == 1 ? pages_take(client, result->pages, 1, fds, true) : -EPROTO;
-    if (r < 0)
-        return r;
-    container_of(call, struct page_call, call)->page =
-        page_ref(page_find(client, result->pages[0].page));
-    return 0;
+    if (r == 0)
+        page_give(client, call, page_find(client, result->pages[0].page));
+    return r;
 }
 
 int
 page_new(struct caid_client *client, struct page **ret, struct caid_error *error)
 {
-    struct msg_none params = {};
-    struct page_call call = {
-        .call = {.method = MSG_PAGE,
-                 .params = &params,
-                 .take = take_page,
-                 .adopt = page_adopt,
-                 .has_pages = true},
-    };
+    const struct msg_none params = {};
 
-    int r = call_make(client, &call.call, error);
-    if (r == 0)
-        *ret = call.page;
-    return r;
+    return page_ask(client, ret, MSG_PAGE, &params, take_page, error);
 }
 
 /* ---- the GPU's side ---- */
@@ -354,30 +378,6 @@ page_close(struct caid_client *client, struct page *page)
         call_flush(client);
     }
     page_look_by(client->pages, 0);
-}
-
-static void
-late_end(struct caid_client *client, struct call *base)
-{
-    struct page_call *late = container_of(base, struct page_call, call);
-    struct page *page = late->page;
-
-    if (page && page->own)
-        page_open(client, page);
-    if (page)
-        page_close(client, page);
-    free(late);
-}
-
-struct call *
-page_adopt(struct caid_client *client UNUSED, struct call *base)
-{
-    struct page_call *late = calloc(1, sizeof(*late));
-
-    if (!late)
-        return NULL;
-    late->call = (struct call){.take = base->take, .end = late_end};
-    return &late->call;
 }
 
 /* ---- telling the daemon ---- */

@@ -124,14 +124,9 @@ int pages_take(struct caid_client *client, const struct msg_page *pages, uint32_
                struct call_fds *fds, bool own);
 struct page *page_find(struct caid_client *client, uint64_t id);
 
-/* A call that gets a page, with a reference; one of another client's has been opened, too. */
-struct page_call {
-    struct call call;
-    struct page *page;
-};
-
-/* Its adopt: a page that comes late is closed at once. */
-struct call *page_adopt(struct caid_client *client, struct call *base);
+/* For the take of page_ask(): this is the page. Where the call was left, it is closed at once; one
+ * of another client's has been opened before. */
+void page_give(struct caid_client *client, struct call *call, struct page *page);
 
 /* ---- any time ---- */
 
@@ -139,6 +134,12 @@ struct page *page_ref(struct page *page);
 /* No driver calls, and no locks: also for threads of the driver's. */
 void page_unref(struct page *page);
 
+/* Makes a call that gets a page, with a reference. */
+int page_ask(struct caid_client *client, struct page **ret, enum msg_method method,
+             const void *params,
+             int (*take)(struct caid_client *client, struct call *call, const void *result,
+                         struct call_fds *fds),
+             struct caid_error *error);
 /* Asks the daemon for a page of the client's own, and maps it. With one reference. */
 int page_new(struct caid_client *client, struct page **ret, struct caid_error *error);
 

@@ -140,7 +140,7 @@ take_open(struct caid_client *client, struct call *call, const void *reply,
     if (!page)
         return -EPROTO;
     page_open(client, page);
-    container_of(call, struct page_call, call)->page = page_ref(page);
+    page_give(client, call, page);
     return 0;
 }
 
@@ -154,19 +154,10 @@ caid_timeline_open(struct caid_client *client, struct caid_timeline **ret, const
     if (r < 0)
         return r;
     struct msg_name_params params = {.name = MSG_STR(name), .pool = msg_str_opt(pool)};
-    struct page_call call = {
-        .call = {.method = MSG_OPEN_TIMELINE,
-                 .params = &params,
-                 .take = take_open,
-                 .adopt = page_adopt,
-                 .has_pages = true},
-    };
-    r = call_make(client, &call.call, error);
-    if (r < 0)
-        return r;
-    timeline->page = call.page;
-    *ret = TAKE_PTR(timeline);
-    return 0;
+    r = page_ask(client, &timeline->page, MSG_OPEN_TIMELINE, &params, take_open, error);
+    if (r == 0)
+        *ret = TAKE_PTR(timeline);
+    return r;
 }
 
 /* ---- signals ---- */

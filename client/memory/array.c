@@ -9,7 +9,6 @@
 #include "lease.h"
 #include "session/client.h"
 #include "session/feature.h"
-#include "session/late.h"
 #include "session/text.h"
 
 static const char *
@@ -76,18 +75,77 @@ caid_array_get_info(const struct caid_array *array)
 /* ---- getting ---- */
 
 static int
-get_leases(struct caid_client *client, struct array_call *call, struct caid_error *error)
+take_show(struct caid_client *client UNUSED, struct call *base, const void *reply,
+          struct call_fds *fds UNUSED)
 {
-    int r = client_enter(client, error);
+    struct array_call *call = container_of(base, struct array_call, call);
+    const struct msg_details *result = reply;
+
+    call->is_ours = result->n_entries == 1 && result->entries[0].generation == call->generation;
+    return 0;
+}
+
+/* It was left. The name is looked at, then unlinked. */
+static void
+call_over(struct caid_client *client, struct call *base)
+{
+    struct array_call *call = container_of(base, struct array_call, call);
+    enum msg_method next = MSG_UNKNOWN;
+
+    if (base->take == array_take)
+        lease_unreserve(client, call->n_wanted);
+    if (base->method == MSG_CREATE && call->generation)
+        next = MSG_SHOW;
+    else if (base->method == MSG_SHOW && call->is_ours)
+        next = MSG_UNLINK;
+    base->method = next;
+    base->params = &call->name;
+    base->take = next == MSG_SHOW ? take_show : NULL;
+    base->has_blocks = false;
+    if (next == MSG_UNKNOWN || !call_queue_late(client, base))
+        free(call);
+}
+
+static struct array_call *
+call_for(struct array_request *request)
+{
+    const struct msg_create_params *made = request->made;
+    size_t n_text = made ? (size_t)made->name.n + made->pool.n + 2 : 0;
+    struct array_call *call =
+        call_new(sizeof(*call) + n_text, request->method, request->params);
+
+    if (!call)
+        return NULL;
+    call->call.take = array_take;
+    call->call.over = call_over;
+    call->call.has_blocks = true;
+    call->request = request;
+    call->n_wanted = request->n_wanted;
+    if (made && made->name.p) {
+        char *end = call->text;
+        call->name.name = msg_str_opt(text_put(&end, made->name));
+        call->name.pool = msg_str_opt(text_put(&end, made->pool));
+    }
+    return call;
+}
+
+/* Entered. */
+static int
+get_leases(struct caid_client *client, struct array_request *request, struct caid_error *error)
+{
+    int r = lease_reserve(client, request->n_wanted, error);
     if (r < 0)
         return r;
-    r = lease_reserve(client, call->n_wanted, error);
-    if (r == 0) {
+    struct array_call *call = call_for(request);
+    if (call) {
         r = call_run(client, &call->call, error);
-        if (!call->call.given_up)
-            lease_unreserve(client, call->n_wanted - call->n_got);
+        request->refusal = call->call.error.code;
+    } else {
+        r = fail_errno(error, ENOMEM, "no memory for a request");
     }
-    client_leave(client);
+    if (!call || !call->call.left)
+        lease_unreserve(client, request->n_wanted - request->n_got);
+    call_free(&call->call);
     return r;
 }
 
@@ -115,14 +173,19 @@ array_map(struct caid_array *array, const char *device_uuid, struct caid_error *
 }
 
 int
-array_call_run(struct caid_client *client, struct array_call *call, struct caid_error *error)
+array_request_run(struct caid_client *client, struct array_request *request,
+                  struct caid_error *error)
 {
-    int r = get_leases(client, call, error);
-    for (size_t i = 0; r == 0 && i < call->n_got; i++)
-        r = array_map(call->arrays[i], call->device_uuid, error);
+    int r = client_enter(client, error);
     if (r < 0)
-        for (size_t i = 0; i < call->n_got; i++)
-            array_close_now(call->arrays[i]);
+        return r;
+    r = get_leases(client, request, error);
+    client_leave(client);
+    for (size_t i = 0; r == 0 && i < request->n_got; i++)
+        r = array_map(request->arrays[i], request->device_uuid, error);
+    if (r < 0)
+        for (size_t i = 0; i < request->n_got; i++)
+            array_close_now(request->arrays[i]);
     return r;
 }
 
@@ -210,96 +273,6 @@ lost_lease(struct caid_client *client, uint64_t lease)
 }
 
 const struct feature array_feature = {.reap = reap, .claim = claim, .lost_lease = lost_lease};
-
-/* ---- what comes late ---- */
-
-/* A create or an open that was given up, until its reply has come; where that has made an array
- * under a name, until this has been taken back, unless it has gone to another array. */
-struct late_arrays {
-    struct array_call call;
-    struct caid_array **arrays; /* n_wanted, in data */
-    struct standing back;
-    struct msg_name_params name; /* p NULL: none is to be taken back */
-    bool is_ours;
-    char text[PROTO_NAME_MAX + PROTO_POOL_MAX + 2];
-    uint64_t data[];
-};
-
-static int
-take_show(struct caid_client *client UNUSED, struct call *call, const void *reply,
-          struct call_fds *fds UNUSED)
-{
-    struct late_arrays *late = container_of(call, struct late_arrays, back.call);
-    const struct msg_details *result = reply;
-
-    late->is_ours = result->n_entries == 1 &&
-                    result->entries[0].generation == late->call.generation;
-    return 0;
-}
-
-/* First it is looked at, then unlinked. */
-static void
-back_over(struct caid_client *client, struct standing *back)
-{
-    struct late_arrays *late = container_of(back, struct late_arrays, back);
-    bool is_ours = late->is_ours;
-
-    late->is_ours = false;
-    back->call.method = MSG_UNLINK;
-    back->call.take = NULL;
-    if (!is_ours || !late_ask(client, back))
-        free(late);
-}
-
-static void
-late_end(struct caid_client *client, struct call *base)
-{
-    struct late_arrays *late = container_of(base, struct late_arrays, call.call);
-    size_t n = late->call.n_got;
-
-    lease_unreserve(client, late->call.n_wanted - n);
-    for (size_t i = 0; i < n; i++) { /* never the client's last references: a call runs */
-        end_lease(late->arrays[i]);
-        array_free(late->arrays[i]);
-    }
-    if (n == 0 || !late->name.name.p || !late_ask(client, &late->back))
-        free(late);
-}
-
-static void
-keep_name(struct late_arrays *late, const struct msg_create_params *made)
-{
-    char *end = late->text;
-
-    late->name.name = msg_str_opt(text_put(&end, made->name));
-    late->name.pool = msg_str_opt(text_put(&end, made->pool));
-    late->back.call =
-        (struct call){.method = MSG_SHOW, .params = &late->name, .take = take_show};
-}
-
-struct call *
-array_adopt(struct caid_client *client UNUSED, struct call *base)
-{
-    const struct array_call *call = container_of(base, struct array_call, call);
-    const size_t n = call->n_wanted;
-    struct late_arrays *late =
-        calloc(1, sizeof(*late) + n * (sizeof(*late->arrays) + sizeof(*call->names)));
-
-    if (!late)
-        return NULL;
-    late->arrays = (void *)late->data;
-    late->call = (struct array_call){
-        .call = {.take = array_take, .end = late_end},
-        .names = (void *)(late->arrays + n),
-        .arrays = late->arrays,
-        .n_wanted = n,
-        .readonly = call->readonly,
-    };
-    if (call->made && call->made->name.p)
-        keep_name(late, call->made);
-    standing_init(&late->back, back_over);
-    return &late->call.call;
-}
 
 /* Where the client has no thread, this one waits. */
 static void

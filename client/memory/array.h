@@ -76,36 +76,41 @@ void array_free(struct caid_array *array);
 /* Closes an array that no GPU work can use: nothing is waited for. */
 void array_close_now(struct caid_array *array);
 
-/* A request whose reply grants leases. */
-struct array_call {
-    struct call call;
+/* A request whose reply grants leases, as its caller has it. */
+struct array_request {
+    enum msg_method method;
+    const void *params;
     const struct msg_str *names;          /* of those asked for, n_wanted; p NULL: unnamed */
     struct msg_str set;                   /* what their names begin with besides; or p NULL */
     const struct msg_create_params *made; /* of a create; NULL: an open */
     struct caid_array **arrays;           /* where they go: n_wanted of them */
     size_t n_wanted, n_got;
     uint64_t generation; /* of the first one got */
+    int32_t refusal; /* the code that the daemon gave; 0: it was something else that failed */
     bool readonly;
     const char
         *device_uuid; /* UUID of the device that is to reach them; NULL: see gpu_find_place() */
 };
 
-#define ARRAY_CALL(method_, params_) \
-    .call = {.method = (method_),    \
-             .params = (params_),    \
-             .take = array_take,     \
-             .adopt = array_adopt,   \
-             .has_blocks = true}
+/* Its call. Where it was left, the leases that come are given back at once, and an array that was
+ * to be made under a name loses that, unless it has gone to another one. */
+struct array_call {
+    struct call call;
+    struct array_request *request; /* its caller's */
+    size_t n_wanted;
+    uint64_t generation;         /* once it was left: of what came, or 0 */
+    bool is_ours;                /* the name is that array's */
+    struct msg_name_params name; /* p NULL: nothing is made under one */
+    char text[];                 /* of the name */
+};
 
-/* struct call's take, and its adopt: arrays that come late are closed at once, and one that was to
- * be made under a name loses that. */
-struct call *array_adopt(struct caid_client *client, struct call *base);
+/* struct call's take. */
 int array_take(struct caid_client *client, struct call *base, const void *reply,
                struct call_fds *fds);
 
-/* Runs the call and maps what it got; on failure nothing is left of it. */
-int array_call_run(struct caid_client *client, struct array_call *call,
-                   struct caid_error *error);
+/* Makes the call and maps what it got; on failure nothing is left of it. */
+int array_request_run(struct caid_client *client, struct array_request *request,
+                      struct caid_error *error);
 
 /* How many of the names one request can hold, with so many bytes beside each; at least one. */
 uint32_t names_that_fit(const struct caid_client *client, const struct msg_str *names, size_t n,

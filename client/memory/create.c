@@ -103,7 +103,7 @@ take_name_back(struct caid_client *client, const struct caid_create_options *opt
         caid_unlink(client, options->name, options->pool, NULL);
 }
 
-/* *ret_refusal: the code that the daemon gave, 0 where it was something else that failed. */
+/* *ret_refusal: as array_request.refusal. */
 static int
 create(struct caid_client *client, const struct caid_create_options *options,
        struct caid_array **ret, int32_t *ret_refusal, struct caid_error *error)
@@ -119,17 +119,18 @@ create(struct caid_client *client, const struct caid_create_options *options,
     if (r < 0)
         return r;
     fill_params(&params, options, uuid);
-    struct array_call call = {
-        ARRAY_CALL(MSG_CREATE, &params),
+    struct array_request request = {
+        .method = MSG_CREATE,
+        .params = &params,
         .names = &name,
         .made = &params,
         .arrays = ret,
         .n_wanted = 1,
     };
-    r = array_call_run(client, &call, error);
-    *ret_refusal = call.call.error.code;
-    if (r < 0 && call.n_got > 0 && options->name)
-        take_name_back(client, options, call.generation);
+    r = array_request_run(client, &request, error);
+    *ret_refusal = request.refusal;
+    if (r < 0 && request.n_got > 0 && options->name)
+        take_name_back(client, options, request.generation);
     return r;
 }
 

@@ -7,7 +7,6 @@
 
 #include "block.h"
 #include "session/client.h"
-#include "session/late.h"
 
 /* ---- tickets ---- */
 
@@ -132,40 +131,8 @@ caid_drain(struct caid_client *client, bool drain, struct caid_error *error)
     return reply_get(&reply, client, MSG_DRAIN, &params, &result, error);
 }
 
-/* A begin that was given up: once it has been answered, until it has been undone. */
-struct late_defer {
-    struct call call;
-    struct standing undo;
-    struct msg_defer_params params; /* the end's */
-};
-
-static void
-undo_over(struct caid_client *client UNUSED, struct standing *undo)
-{
-    free(container_of(undo, struct late_defer, undo));
-}
-
-static void
-late_defer_end(struct caid_client *client, struct call *call)
-{
-    struct late_defer *late = container_of(call, struct late_defer, call);
-
-    if (call->r < 0 || !late_ask(client, &late->undo))
-        free(late);
-}
-
-static struct call *
-adopt_defer(struct caid_client *client UNUSED, struct call *call UNUSED)
-{
-    struct late_defer *late = calloc(1, sizeof(*late));
-
-    if (!late)
-        return NULL;
-    late->call.end = late_defer_end;
-    late->undo.call = (struct call){.method = MSG_DEFER, .params = &late->params};
-    standing_init(&late->undo, undo_over);
-    return &late->call;
-}
+static const struct msg_defer_params defer_begin = {.begin = true},
+                                     defer_end = {.begin = false};
 
 static int
 take_begin(struct caid_client *client, struct call *call UNUSED, const void *result UNUSED,
@@ -184,23 +151,36 @@ take_end(struct caid_client *client, struct call *call UNUSED, const void *resul
     return 0;
 }
 
+/* A begin that was left is ended once it has begun. */
+static void
+begin_over(struct caid_client *client, struct call *call)
+{
+    bool begun = call->take == take_begin && call->r == 0;
+
+    call->params = &defer_end;
+    call->take = take_end;
+    if (!begun || !call_queue_late(client, call))
+        free(call);
+}
+
 int
 caid_defer_begin(struct caid_client *client, struct caid_error *error)
 {
-    struct msg_defer_params params = {.begin = true};
-    struct call call = {.method = MSG_DEFER,
-                        .params = &params,
-                        .take = take_begin,
-                        .adopt = adopt_defer};
+    struct call *call = call_new(sizeof(*call), MSG_DEFER, &defer_begin);
 
-    return call_make(client, &call, error);
+    if (call) {
+        call->take = take_begin;
+        call->over = begin_over;
+    }
+    return call_make(client, call, error);
 }
 
 int
 caid_defer_end(struct caid_client *client, struct caid_error *error)
 {
-    const struct msg_defer_params params = {.begin = false};
-    struct call call = {.method = MSG_DEFER, .params = &params, .take = take_end};
+    struct call *call = call_new(sizeof(*call), MSG_DEFER, &defer_end);
 
-    return call_make(client, &call, error);
+    if (call)
+        call->take = take_end;
+    return call_make(client, call, error);
 }

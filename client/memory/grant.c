@@ -168,7 +168,7 @@ array_strings_are_plain(const struct msg_array *m)
 
 static int
 take_array(struct caid_client *client, const struct msg_array *m, struct msg_str pool,
-           const struct array_call *call, size_t i)
+           const struct array_request *request, size_t i)
 {
     struct block *block = m->block ? block_find(client->blocks, m->block) : NULL;
     int32_t device = array_device(client, m, block);
@@ -186,8 +186,8 @@ take_array(struct caid_client *client, const struct msg_array *m, struct msg_str
     const struct array_spec spec = {
         .typestr = m->typestr,
         .descr = m->descr,
-        .set = m->name.p ? (struct msg_str){0} : call->set,
-        .name = m->name.p ? m->name : call->names[i],
+        .set = m->name.p ? (struct msg_str){0} : request->set,
+        .name = m->name.p ? m->name : request->names[i],
         .pool = pool,
         .metadata = m->metadata,
         .shape = m->shape.v,
@@ -199,7 +199,7 @@ take_array(struct caid_client *client, const struct msg_array *m, struct msg_str
                  .generation = m->generation,
                  .block = m->block,
                  .offset = m->offset,
-                 .readonly = call->readonly,
+                 .readonly = request->readonly,
                  .uid = (uint32_t)m->uid,
                  .members = m->members,
                  .memory = memory},
@@ -210,20 +210,20 @@ take_array(struct caid_client *client, const struct msg_array *m, struct msg_str
     array->lease = m->lease;
     array->id = m->array;
     array->block = block;
-    call->arrays[i] = array;
+    request->arrays[i] = array;
     return 0;
 }
 
 static int
 take_arrays(struct caid_client *client, const struct msg_arrays_result *result,
-            struct array_call *call)
+            struct array_request *request)
 {
     for (uint32_t i = 0; i < result->n_arrays; i++) {
-        int r = take_array(client, &result->arrays[i], result->pool, call, i);
+        int r = take_array(client, &result->arrays[i], result->pool, request, i);
         if (r < 0) {
             while (i-- > 0)
-                array_free(
-                    call->arrays[i]); /* never the client's last reference: a call runs */
+                /* never the client's last reference: a call runs */
+                array_free(request->arrays[i]);
             return r;
         }
     }
@@ -232,7 +232,7 @@ take_arrays(struct caid_client *client, const struct msg_arrays_result *result,
 
 /* ---- the reply ---- */
 
-/* Gives back what there was no memory for. */
+/* Gives back what there was no memory for, or nobody waits for any more. */
 static void
 return_leases(struct caid_client *client, const struct msg_arrays_result *result)
 {
@@ -246,6 +246,7 @@ array_take(struct caid_client *client, struct call *base, const void *reply,
            struct call_fds *fds)
 {
     struct array_call *call = container_of(base, struct array_call, call);
+    struct array_request *request = call->request;
     const struct msg_arrays_result *result = reply;
 
     if (result->n_arrays == 0 || result->n_arrays > call->n_wanted ||
@@ -258,8 +259,13 @@ array_take(struct caid_client *client, struct call *base, const void *reply,
                     client->socket);
         return fail_again(&base->error, &client->lost);
     }
+    if (r == 0 && base->left) {
+        call->generation = result->arrays[0].generation;
+        return_leases(client, result);
+        return 0;
+    }
     if (r == 0)
-        r = take_arrays(client, result, call);
+        r = take_arrays(client, result, request);
     if (r == -ENOMEM) {
         return_leases(client, result);
         return fail_errno(&base->error, ENOMEM, "no memory for %u arrays", result->n_arrays);
@@ -268,12 +274,12 @@ array_take(struct caid_client *client, struct call *base, const void *reply,
         return r;
 
     for (uint32_t i = 0; i < result->n_arrays; i++) {
-        LIST_INSERT_HEAD(&client->leases->arrays, call->arrays[i], of_leases);
-        if (call->arrays[i]->block)
-            block_lease(client, call->arrays[i]->block);
+        LIST_INSERT_HEAD(&client->leases->arrays, request->arrays[i], of_leases);
+        if (request->arrays[i]->block)
+            block_lease(client, request->arrays[i]->block);
     }
     resume_need(client);
-    call->n_got = result->n_arrays;
-    call->generation = call->arrays[0]->info.generation;
+    request->n_got = result->n_arrays;
+    request->generation = request->arrays[0]->info.generation;
     return 0;
 }

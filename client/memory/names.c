@@ -21,7 +21,7 @@ caid_unlink(struct caid_client *client, const char *name, const char *pool,
 
 struct naming {
     struct call call;
-    uint64_t generation;
+    uint64_t *ret_generation; /* or NULL */
 };
 
 static int
@@ -30,7 +30,10 @@ take_generation(struct caid_client *client UNUSED, struct call *call, const void
 {
     const struct msg_publish_result *result = reply;
 
-    container_of(call, struct naming, call)->generation = result->generation;
+    uint64_t *ret = container_of(call, struct naming, call)->ret_generation;
+
+    if (ret && !call->left)
+        *ret = result->generation;
     return result->generation ? 0 : -EPROTO;
 }
 
@@ -38,14 +41,14 @@ static int
 ask_generation(struct caid_client *client, enum msg_method method, const void *params,
                uint64_t *ret_generation, struct caid_error *error)
 {
-    struct naming naming = {
-        .call = {.method = method, .params = params, .take = take_generation},
-    };
+    struct naming *naming = call_new(sizeof(*naming), method, params);
+    struct call *call = naming ? &naming->call : NULL;
 
-    int r = call_make(client, &naming.call, error);
-    if (r == 0 && ret_generation)
-        *ret_generation = naming.generation;
-    return r;
+    if (naming) {
+        naming->ret_generation = ret_generation;
+        call->take = take_generation;
+    }
+    return call_make(client, call, error);
 }
 
 int

@@ -76,8 +76,9 @@ open_some(const struct opening *o, struct caid_array **arrays, size_t from, size
         .generation = options->generation,
         .of = o->of,
     };
-    struct array_call call = {
-        ARRAY_CALL(MSG_OPEN, &params),
+    struct array_request request = {
+        .method = MSG_OPEN,
+        .params = &params,
         .set = msg_str_opt(o->set),
         .names = o->names + from,
         .arrays = arrays + from,
@@ -85,9 +86,9 @@ open_some(const struct opening *o, struct caid_array **arrays, size_t from, size
         .readonly = is_readonly(options),
         .device_uuid = options->device_uuid,
     };
-    int r = array_call_run(o->client, &call, error);
+    int r = array_request_run(o->client, &request, error);
     if (r == 0)
-        *ret_n = call.n_got;
+        *ret_n = request.n_got;
     return r;
 }
 
@@ -95,7 +96,7 @@ static int
 open_all(const struct opening *o, struct caid_array **arrays, size_t n,
          struct caid_error *error)
 {
-    size_t n_open = 0, n_more;
+    size_t n_open = 0, n_more = 0;
 
     while (n_open < n) {
         int r = open_some(o, arrays, n_open, n - n_open, &n_more, error);
@@ -212,11 +213,16 @@ open_unnamed(struct caid_client *client, enum msg_method method, const void *par
 {
     const struct msg_str unnamed = {0};
     struct caid_array *array = NULL;
-    struct array_call call = {
-        ARRAY_CALL(method, params), .names = &unnamed,          .arrays = &array, .n_wanted = 1,
-        .readonly = readonly,       .device_uuid = device_uuid,
+    struct array_request request = {
+        .method = method,
+        .params = params,
+        .names = &unnamed,
+        .arrays = &array,
+        .n_wanted = 1,
+        .readonly = readonly,
+        .device_uuid = device_uuid,
     };
-    int r = array_call_run(client, &call, error);
+    int r = array_request_run(client, &request, error);
     if (r == 0)
         *ret = array;
     return r;

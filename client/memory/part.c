@@ -61,20 +61,17 @@ find_part(struct part_table *table, uint64_t id)
 }
 
 /* Puts it in under the id that the daemon gave it, and has the request sent by the next
- * call_flush(). -EPROTO: there is or was one of that id, or a higher one. */
-static int
+ * call_flush(). */
+static void
 add(struct caid_client *client, struct part *part, uint64_t id)
 {
     struct part_table *table = client->parts;
 
-    if (id <= table->last)
-        return -EPROTO;
     part->id = table->last = id;
     RB_INSERT(part_ids, &table->live, part);
     if (part->hook.released)
         RB_INSERT(part_hooks, &table->hooked, part);
-    standing_ask(client, &table->request); /* unless it stands */
-    return 0;
+    call_queue(client, &table->request); /* unless it is under way */
 }
 
 static void
@@ -149,17 +146,17 @@ take_parts(struct caid_client *client, struct call *call UNUSED, const void *rep
 
 /* A daemon that refuses to tell is asked again when there is another part. */
 static void
-request_over(struct caid_client *client, struct standing *request)
+request_over(struct caid_client *client, struct call *request)
 {
     struct part_table *table = client->parts;
 
     if (client->lost.code != 0)
         return;
-    if (request->call.r < 0) {
-        table->failed = request->call.error;
+    if (request->r < 0) {
+        table->failed = request->error;
         client_raise_fd(client);
     } else if (!RB_EMPTY(&table->live)) {
-        standing_ask(client, request);
+        call_queue(client, request);
         call_flush(client); /* else it goes with the next call */
     }
 }
@@ -175,9 +172,10 @@ part_table_init(struct part_table *table)
     TAILQ_INIT(&table->running);
     TAILQ_INIT(&table->gone);
     pthread_cond_init(&table->idle, NULL);
-    table->request.call =
-        (struct call){.method = MSG_PARTS, .params = &nothing, .take = take_parts};
-    standing_init(&table->request, request_over);
+    table->request = (struct call){.method = MSG_PARTS,
+                                   .params = &nothing,
+                                   .take = take_parts,
+                                   .over = request_over};
 }
 
 /* ---- telling ---- */
@@ -412,11 +410,9 @@ const struct feature part_feature = {
 
 struct publishing {
     struct call call;
-    struct msg_publish_part_params params;
     struct part *part; /* taken with the reply */
     uint64_t generation;
-    uint64_t ticket[TICKET_WORDS];
-    bool sent; /* by the ticket: it has no name */
+    bool sent; /* by a ticket: it has no name */
 };
 
 static int
@@ -425,17 +421,21 @@ take_publish_part(struct caid_client *client, struct call *call, const void *rep
 {
     struct publishing *publishing = container_of(call, struct publishing, call);
     const struct msg_publish_part_result *result = reply;
+    struct part *part = publishing->part;
 
-    if ((result->generation == 0) != publishing->sent ||
-        add(client, publishing->part, result->part) < 0)
-        return -EPROTO;
+    if ((result->generation == 0) != publishing->sent || result->part <= client->parts->last)
+        return -EPROTO; /* there is or was one of that id, or a higher one */
+    if (call->left && part->hook.released)
+        RB_REMOVE(part_hooks, &client->parts->hooked, part);
+    add(client, part, result->part);
     publishing->part = NULL;
     publishing->generation = result->generation;
     return 0;
 }
 
+/* It was left. */
 static void
-late_end(struct caid_client *client, struct call *call)
+publish_over(struct caid_client *client, struct call *call)
 {
     struct publishing *publishing = container_of(call, struct publishing, call);
     struct part *part = publishing->part;
@@ -451,36 +451,18 @@ late_end(struct caid_client *client, struct call *call)
     }
 }
 
-static int
-take_late(struct caid_client *client, struct call *call, const void *reply,
-          struct call_fds *fds)
-{
-    struct part *part = container_of(call, struct publishing, call)->part;
-
-    if (part->hook.released)
-        RB_REMOVE(part_hooks, &client->parts->hooked, part);
-    return take_publish_part(client, call, reply, fds);
-}
-
 /* The program is told of nothing more; but the daemon will name the part, and the hook is told when
  * nobody can reach it, or there is none. Until then it can be forgotten, and has a number that no
  * part gets. */
-static struct call *
-adopt(struct caid_client *client, struct call *call)
+static void
+leave(struct caid_client *client, struct publishing *publishing)
 {
-    struct publishing *publishing = container_of(call, struct publishing, call);
-    struct publishing *late = calloc(1, sizeof(*late));
+    struct part *part = publishing->part;
 
-    if (!late)
-        return NULL;
-    late->call = (struct call){.take = take_late, .end = late_end};
-    late->sent = publishing->sent;
-    late->part = TAKE_PTR(publishing->part);
-    late->part->gone = NULL;
-    late->part->id = UINT64_MAX - call->seq;
-    if (late->part->hook.released)
-        RB_INSERT(part_hooks, &client->parts->hooked, late->part);
-    return &late->call;
+    part->gone = NULL;
+    part->id = UINT64_MAX - publishing->call.seq;
+    if (part->hook.released)
+        RB_INSERT(part_hooks, &client->parts->hooked, part);
 }
 
 static int
@@ -528,22 +510,6 @@ fill_params(struct msg_publish_part_params *ret, const struct caid_array *array,
     };
 }
 
-static int
-ask(struct caid_client *client, struct publishing *publishing, struct caid_error *error)
-{
-    int r = client_enter(client, error);
-    if (r < 0)
-        return r;
-    r = call_run(client, &publishing->call, error);
-    if (r == 0)
-        call_flush(client); /* else it goes with the next call */
-    else if (publishing->call.error.code == CAID_ERR_UNKNOWN_METHOD)
-        fail(error, CAID_ERR_UNKNOWN_METHOD,
-             "%s: the daemon is too old to publish a part of an array", client->socket);
-    client_leave(client);
-    return r;
-}
-
 /* Whether the daemon has been asked, and has not said no. What kept the request from being sent
  * is not in call->error; a lost connection's codes are no answers. */
 static bool
@@ -551,8 +517,56 @@ is_unknown(const struct call *call)
 {
     int32_t code = call->error.code;
 
-    return call->given_up || code == CAID_ERR_DISCONNECTED || code == CAID_ERR_PROTOCOL ||
+    return call->left || code == CAID_ERR_DISCONNECTED || code == CAID_ERR_PROTOCOL ||
            code == CAID_ERR_CLOSED;
+}
+
+static void
+publishing_free(struct publishing *publishing)
+{
+    free(publishing->part);
+    free(publishing);
+}
+
+/* Takes it. Entered. */
+static int
+publish(struct caid_client *client, struct publishing *publishing, uint64_t *ret_generation,
+        bool *ret_unknown, struct caid_error *error)
+{
+    struct call *call = &publishing->call;
+
+    int r = call_run(client, call, error);
+    *ret_unknown = r < 0 && is_unknown(call);
+    if (r == 0 && ret_generation)
+        *ret_generation = publishing->generation;
+    if (r == 0)
+        call_flush(client); /* else it goes with the next call */
+    else if (call->error.code == CAID_ERR_UNKNOWN_METHOD)
+        fail(error, CAID_ERR_UNKNOWN_METHOD,
+             "%s: the daemon is too old to publish a part of an array", client->socket);
+    if (call->left)
+        leave(client, publishing);
+    else
+        publishing_free(publishing);
+    return r;
+}
+
+static struct publishing *
+publishing_new(const struct msg_publish_part_params *params,
+               const struct caid_part_options *options, const struct part_hook *hook)
+{
+    struct publishing *publishing = call_new(sizeof(*publishing), MSG_PUBLISH_PART, params);
+
+    if (!publishing)
+        return NULL;
+    publishing->call.take = take_publish_part;
+    publishing->call.over = publish_over;
+    publishing->sent = options->ret_ticket;
+    publishing->part = part_new(options, hook);
+    if (publishing->part)
+        return publishing;
+    publishing_free(publishing);
+    return NULL;
 }
 
 int
@@ -560,12 +574,15 @@ part_publish(struct caid_array *array, uint64_t offset, const char *name,
              const struct caid_part_options *options, const struct part_hook *hook,
              uint64_t *ret_generation, bool *ret_unknown, struct caid_error *error)
 {
+    struct caid_client *client = array->client;
+    struct msg_publish_part_params params;
+    uint64_t ticket[TICKET_WORDS];
     bool unknown;
 
     if (!ret_unknown)
         ret_unknown = &unknown;
     *ret_unknown = false;
-    int r = client_check(array->client, error);
+    int r = client_check(client, error);
     if (r == 0)
         r = check_array(array, error);
     if (r == 0)
@@ -574,27 +591,24 @@ part_publish(struct caid_array *array, uint64_t offset, const char *name,
         r = drain_writes(array, options->stream, error);
     if (r < 0)
         return r;
-    struct publishing publishing = {
-        .call = {.method = MSG_PUBLISH_PART, .take = take_publish_part, .adopt = adopt},
-        .sent = options->ret_ticket,
-    };
-    r = publishing.sent ? ticket_draw(publishing.ticket, error) : 0;
+    fill_params(&params, array, offset, name, options);
+    r = options->ret_ticket ? ticket_draw(ticket, error) : 0;
     if (r < 0)
         return r;
-    publishing.part = part_new(options, hook);
-    if (!publishing.part)
+    if (options->ret_ticket)
+        params.ticket = (struct msg_u64s){ticket, TICKET_WORDS};
+    struct publishing *publishing = publishing_new(&params, options, hook);
+    if (!publishing)
         return fail_errno(error, ENOMEM, "no memory for a part");
-    publishing.call.params = &publishing.params;
-    fill_params(&publishing.params, array, offset, name, options);
-    if (publishing.sent)
-        publishing.params.ticket = (struct msg_u64s){publishing.ticket, TICKET_WORDS};
-    r = ask(array->client, &publishing, error);
-    free(publishing.part);
-    if (r == 0 && publishing.sent)
-        memcpy(options->ret_ticket, publishing.ticket, CAID_TICKET_SIZE);
-    *ret_unknown = r < 0 && is_unknown(&publishing.call);
-    if (r == 0 && ret_generation)
-        *ret_generation = publishing.generation;
+    r = client_enter(client, error);
+    if (r < 0) {
+        publishing_free(publishing);
+        return r;
+    }
+    r = publish(client, publishing, ret_generation, ret_unknown, error);
+    client_leave(client);
+    if (r == 0 && options->ret_ticket)
+        memcpy(options->ret_ticket, ticket, CAID_TICKET_SIZE);
     return r;
 }
 

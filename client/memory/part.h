@@ -2,8 +2,8 @@
 /*
  * Parts: arrays that lie in the memory of another one, which this client has published
  * (caid_array_publish_part()), until nobody can reach them any more. The daemon tells of that in
- * the answer to one request that stands (session/standing.h) as long as there is a part in the
- * table, and is sent again with each answer. Every part is in the table, also where nobody wants to
+ * the answer to one request, which is in flight as long as there is a part in the table, and is
+ * made again with each answer. Every part is in the table, also where nobody wants to
  * hear of it: an answer that names another one, or one twice, breaks the protocol.
  *
  *   LIVE --told--> its hook runs --> its `gone` runs --> freed
@@ -32,7 +32,7 @@
 #include "caid/caid.h"
 
 #include "base/tree.h"
-#include "session/standing.h"
+#include "session/call.h"
 
 struct caid_client;
 struct part;
@@ -54,7 +54,7 @@ struct part_table {           /* under the client's lock */
     struct part_list gone;    /* whose `gone` is to run */
     pthread_cond_t idle;      /* a hook has run */
     uint64_t last;            /* id of a part; the next one's is higher */
-    struct standing request;
+    struct call request;
     struct caid_error failed; /* the daemon's refusal, until it has been told; code 0: none */
 };
 

@@ -11,10 +11,9 @@
 
 struct publishing {
     struct call call;
-    struct msg_publish_params params;
     struct caid_array *array;
-    struct array_text *text; /* taken with the reply */
-    uint64_t generation;
+    struct array_text **text; /* taken with the reply */
+    uint64_t *ret_generation; /* or NULL */
 };
 
 /* Who asks from another thread sees all of it or nothing. */
@@ -33,7 +32,8 @@ apply(struct caid_array *array, struct array_text *text, uint64_t generation)
     atomic_store_explicit(&array->told, &text->info, memory_order_release);
 }
 
-/* Applied here, in the order in which the daemon did it. */
+/* Applied here, in the order in which the daemon did it; not where the call was left: its caller
+ * may have closed the array. */
 static int
 take_publish(struct caid_client *client UNUSED, struct call *call, const void *reply,
              struct call_fds *fds UNUSED)
@@ -43,8 +43,11 @@ take_publish(struct caid_client *client UNUSED, struct call *call, const void *r
 
     if (result->generation == 0)
         return -EPROTO; /* what became of the name is not known */
-    publishing->generation = result->generation;
-    apply(publishing->array, TAKE_PTR(publishing->text), result->generation);
+    if (call->left)
+        return 0;
+    if (publishing->ret_generation)
+        *publishing->ret_generation = result->generation;
+    apply(publishing->array, TAKE_PTR(*publishing->text), result->generation);
     return 0;
 }
 
@@ -67,17 +70,34 @@ check_publish(const struct caid_array *array, const char *name,
 
 /* Room for both strings, made before the daemon is asked: afterwards nothing may fail. */
 static struct array_text *
-text_new(const char *name, const char *metadata)
+text_new(struct msg_str name, struct msg_str metadata)
 {
-    size_t n = strlen(name) + 1 + (metadata ? strlen(metadata) + 1 : 0);
-    struct array_text *text = malloc(sizeof(*text) + n);
+    struct array_text *text = malloc(sizeof(*text) + name.n + metadata.n + 2);
 
     if (!text)
         return NULL;
     char *end = text->text;
-    text->info.name = text_put(&end, MSG_STR(name));
-    text->info.metadata = text_put(&end, msg_str_opt(metadata));
+    text->info.name = text_put(&end, name);
+    text->info.metadata = text_put(&end, metadata);
     return text;
+}
+
+static int
+publish(struct caid_array *array, const struct msg_publish_params *params,
+        uint64_t *ret_generation, struct caid_error *error)
+{
+    _cleanup_free_ struct array_text *text = text_new(params->name, params->metadata);
+    struct publishing *publishing = call_new(sizeof(*publishing), MSG_PUBLISH, params);
+
+    if (!text || !publishing) {
+        free(publishing);
+        return fail_errno(error, ENOMEM, "no memory for a name");
+    }
+    publishing->call.take = take_publish;
+    publishing->array = array;
+    publishing->text = &text;
+    publishing->ret_generation = ret_generation;
+    return call_make(array->client, &publishing->call, error);
 }
 
 int
@@ -98,25 +118,15 @@ caid_array_publish(struct caid_array *array, const char *name,
         r = drain_writes(opts.companion, opts.stream, error);
     if (r < 0)
         return r;
-    struct publishing publishing = {
-        .params = {.lease = array->lease,
-                   .name = MSG_STR(name),
-                   .metadata = msg_str_opt(opts.metadata),
-                   .companion = opts.companion ? opts.companion->lease : 0,
-                   .new = (opts.flags & CAID_PUBLISH_NEW) != 0,
-                   .ttl_ns = opts.ttl_ns},
-        .call = {.method = MSG_PUBLISH, .take = take_publish},
-        .array = array,
-        .text = text_new(name, opts.metadata),
+    const struct msg_publish_params params = {
+        .lease = array->lease,
+        .name = MSG_STR(name),
+        .metadata = msg_str_opt(opts.metadata),
+        .companion = opts.companion ? opts.companion->lease : 0,
+        .new = (opts.flags & CAID_PUBLISH_NEW) != 0,
+        .ttl_ns = opts.ttl_ns,
     };
-    if (!publishing.text)
-        return fail_errno(error, ENOMEM, "no memory for a name");
-    publishing.call.params = &publishing.params;
-    r = call_make(array->client, &publishing.call, error);
-    free(publishing.text);
-    if (r == 0 && ret_generation)
-        *ret_generation = publishing.generation;
-    return r;
+    return publish(array, &params, ret_generation, error);
 }
 
 int
@@ -144,8 +154,7 @@ array_send(struct caid_array *array, bool many, uint8_t ret_ticket[CAID_TICKET_S
     struct msg_send_params params = {.lease = array->lease,
                                      .ticket = {.v = words, .n = ARRAY_SIZE(words)},
                                      .many = many};
-    struct call call = {.method = MSG_SEND, .params = &params};
-    r = call_make(array->client, &call, error);
+    r = call_ask(array->client, MSG_SEND, &params, error);
     if (r == 0)
         memcpy(ret_ticket, words, sizeof(words));
     return r;

@@ -19,7 +19,7 @@ struct caid_watch {
     /* Under the client's lock. */
     uint32_t refs;
     TAILQ_ENTRY(caid_watch) all, news;
-    struct standing request;
+    struct call request;
     bool is_news; /* is in the list */
     bool has_news;
     uint64_t generation; /* the news: of the name, 0 for none */
@@ -67,7 +67,7 @@ static int
 take_news(struct caid_client *client UNUSED, struct call *call, const void *reply,
           struct call_fds *fds UNUSED)
 {
-    struct caid_watch *watch = container_of(call, struct caid_watch, request.call);
+    struct caid_watch *watch = container_of(call, struct caid_watch, request);
     const struct msg_watch_result *result = reply;
 
     if (result->generation == watch->params.seen)
@@ -79,20 +79,20 @@ take_news(struct caid_client *client UNUSED, struct call *call, const void *repl
 static void
 tell(struct caid_watch *watch)
 {
-    wake_all(&watch->request.call.wake);
+    wake_all(&watch->request.wake);
     if (watch->fn)
         set_news(watch, true);
     client_raise_fd(watch->client);
 }
 
 static void
-request_over(struct caid_client *client UNUSED, struct standing *request)
+request_over(struct caid_client *client UNUSED, struct call *request)
 {
     struct caid_watch *watch = container_of(request, struct caid_watch, request);
 
     if (!watch->closed) {
-        if (request->call.r < 0)
-            watch->failed = request->call.error;
+        if (request->r < 0)
+            watch->failed = request->error;
         else
             watch->has_news = true;
         tell(watch);
@@ -104,7 +104,7 @@ request_over(struct caid_client *client UNUSED, struct standing *request)
 static void
 ask(struct caid_watch *watch)
 {
-    if (standing_ask(watch->client, &watch->request))
+    if (call_queue(watch->client, &watch->request))
         watch->refs++;
 }
 
@@ -198,12 +198,12 @@ watch_new(struct caid_client *client, const char *name, const char *pool)
     watch->params.pool = msg_str_opt(text_put(&end, msg_str_opt(pool)));
     watch->client = client_ref(client);
     watch->refs = 1;
-    watch->request.call = (struct call){
+    watch->request = (struct call){
         .method = MSG_WATCH,
         .params = &watch->params,
         .take = take_news,
+        .over = request_over,
     };
-    standing_init(&watch->request, request_over);
     TAILQ_INSERT_TAIL(&client->watches->all, watch, all);
     return watch;
 }
@@ -216,8 +216,8 @@ watch_end(struct caid_watch *watch)
     watch->closed = true;
     TAILQ_REMOVE(&client->watches->all, watch, all);
     set_news(watch, false);
-    standing_cancel(client, &watch->request);
-    wake_all(&watch->request.call.wake);
+    call_cancel(client, &watch->request);
+    wake_all(&watch->request.wake);
     if (watch->n_waiting > 0)
         eventfd_write(client->wake_fd, 1);
     call_flush(client);
@@ -237,11 +237,14 @@ make_wake_fd(struct caid_client *client, struct caid_error *error)
 static int
 watch_begin(struct caid_watch *watch, struct caid_error *error)
 {
-    struct msg_none params = {};
-    struct call ping = {.method = MSG_PING, .params = &params};
+    const struct msg_none params = {};
+    struct call *ping = call_new(sizeof(*ping), MSG_PING, &params);
 
+    if (!ping)
+        return fail_errno(error, ENOMEM, "no memory for a request");
     ask(watch);
-    int r = call_run(watch->client, &ping, error);
+    int r = call_run(watch->client, ping, error);
+    call_free(ping);
     if (r == 0 && watch->failed.code != 0)
         r = fail_again(error, &watch->failed);
     return r;
@@ -319,7 +322,7 @@ watch_next(struct caid_watch *watch, uint64_t deadline_ns, struct caid_change *r
             return fail(error, CAID_ERR_TIMEOUT, "no news of \"%s\" in time", watch->name);
         first = false;
         watch->n_waiting++;
-        r = call_wait_for_news(watch->client, &watch->request.call, deadline_ns,
+        r = call_wait_for_news(watch->client, &watch->request, deadline_ns,
                                error ? error : &unwanted);
         watch->n_waiting--;
         if (r < 0)

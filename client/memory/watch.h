@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A watch on a name: a request that the daemon answers when the name's generation is another than
- * the one told last. It stands (session/standing.h) until then; whichever thread reads the answer
+ * the one told last. It is in flight until then; whichever thread reads the answer
  * notes the news. When somebody has taken them (caid_watch_next(), or the callback of
  * caid_client_dispatch()), the next request is sent. So nothing is queued, and the latest is never
  * missed.
  *
  * Made by caid_watch_new(), ended by caid_watch_close(), or, when the connection ends, for all
- * but that. References, under the client's lock: the caller's, the request's while it stands,
+ * but that. References, under the client's lock: the caller's, the request's until it is over,
  * and that of every thread that waits or calls back; the struct goes with the last one. It
  * holds the client.
  */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -13,11 +14,12 @@
 #include "client.h"
 #include "feature.h"
 #include "interrupt.h"
-#include "late.h"
 #include "spin.h"
 
 /* How long a client that ends waits for the daemon to read. */
 #define FLUSH_NS NSEC_PER_SEC
+/* How often the client's thread looks for late replies. */
+#define LATE_TICK_NS (100 * NSEC_PER_MSEC)
 
 static void
 call_fds_closep(struct call_fds *fds)
@@ -26,39 +28,82 @@ call_fds_closep(struct call_fds *fds)
         fd_close(fds->fd[i]);
 }
 
-static struct call_list *
-list_of(struct caid_client *client, const struct call *call)
+/* ---- the states ---- */
+
+void *
+call_new(size_t size, enum msg_method method, const void *params)
 {
-    return call->end ? &client->standing : &client->calls;
+    struct call *call = malloc(size);
+
+    if (!call)
+        return NULL;
+    memset(call, 0, size);
+    call->method = method;
+    call->params = params;
+    return call;
 }
 
-/* Lists the call as in flight. */
-static void
-call_begin(struct caid_client *client, struct call *call, uint64_t seq)
+void
+call_free(struct call *call)
 {
+    if (call && !call->left)
+        free(call);
+}
+
+/* Whether something of one in flight is yet to be sent. */
+static bool
+is_behind(const struct call *call)
+{
+    return call->again.n > 0 || call->cancels;
+}
+
+/* Takes it out of its list, in which it is. */
+static void
+set_idle(struct caid_client *client, struct call *call)
+{
+    bool sent = call->state == CALL_SENT;
+
+    TAILQ_REMOVE(sent ? &client->calls : &client->unsent, call, entry);
+    call->state = CALL_IDLE;
+    client->n_late -= call->late;
+    call->late = false;
+    if (is_behind(call)) {
+        client->n_behind--;
+        call->cancels = false;
+        msg_buf_deinit(&call->again);
+    }
+    client->n_block_calls -= sent && call->has_blocks;
+    client->n_page_calls -= sent && call->has_pages;
+}
+
+static void
+set_sent(struct caid_client *client, struct call *call, uint64_t seq)
+{
+    if (call->state == CALL_UNSENT)
+        TAILQ_REMOVE(&client->unsent, call, entry);
+    call->state = CALL_SENT;
     call->seq = client->seq = seq;
     call->done = false;
-    TAILQ_INSERT_TAIL(list_of(client, call), call, entry);
+    TAILQ_INSERT_TAIL(&client->calls, call, entry);
     client->n_block_calls += call->has_blocks;
     client->n_page_calls += call->has_pages;
 }
 
-/* Takes the call out of those in flight. */
 static void
 call_end(struct caid_client *client, struct call *call, int r)
 {
-    TAILQ_REMOVE(list_of(client, call), call, entry);
-    client->n_block_calls -= call->has_blocks;
-    client->n_page_calls -= call->has_pages;
-    client->n_late -= call->late;
-    call->late = false;
+    set_idle(client, call);
     if (client->barrier && client->n_block_calls == 0)
         reaper_wake(client);
     call->r = r;
     call->done = true;
     wake_all(&call->wake);
-    if (call->end)
-        call->end(client, call);
+    if (call->waited)
+        return;
+    if (call->over)
+        call->over(client, call);
+    else if (call->left)
+        free(call);
 }
 
 static void
@@ -74,16 +119,69 @@ void
 call_fail_all(struct caid_client *client)
 {
     fail_list(client, &client->calls);
-    fail_list(client, &client->standing);
+    fail_list(client, &client->unsent);
+}
+
+bool
+call_queue(struct caid_client *client, struct call *call)
+{
+    if (call->state != CALL_IDLE || client->lost.code != 0)
+        return false;
+    call->state = CALL_UNSENT;
+    call->left = false;
+    TAILQ_INSERT_TAIL(&client->unsent, call, entry);
+    return true;
+}
+
+void
+call_look_for(struct caid_client *client, struct call *call)
+{
+    if (call->late)
+        return;
+    call->late = true;
+    if (client->n_late++ == 0)
+        client->late_due = clock_now_ns() + LATE_TICK_NS;
+}
+
+bool
+call_queue_late(struct caid_client *client, struct call *call)
+{
+    if (!call_queue(client, call))
+        return false;
+    call_look_for(client, call);
+    return true;
+}
+
+void
+call_cancel(struct caid_client *client, struct call *call)
+{
+    if (call->state == CALL_UNSENT) {
+        call_end(client, call, 0);
+    } else if (call->state == CALL_SENT) {
+        client->n_behind += !is_behind(call);
+        call->cancels = true;
+    }
 }
 
 /* ---- sending ---- */
+
+/* The daemon has hung up. False: that is the end of the connection. */
+static bool
+has_gone(struct caid_client *client)
+{
+    bool comes_back = false;
+
+    for (const struct feature *const *feature = client->features; *feature; feature++)
+        if ((*feature)->hung_up)
+            comes_back |= (*feature)->hung_up(client);
+    return comes_back;
+}
 
 /* The socket failed. What the daemon may have said before it left is not waited for. */
 static int
 send_failed(struct caid_client *client, int r)
 {
-    if (resume_away(client))
+    if (has_gone(client))
         return -EAGAIN;
     errno = -r;
     client_lose(client, CAID_ERR_DISCONNECTED, "%s: the connection to the daemon is lost: %m",
@@ -92,11 +190,11 @@ send_failed(struct caid_client *client, int r)
 }
 
 static int
-send_out(struct caid_client *client)
+send_out(struct caid_client *client, const struct msg_buf *packet)
 {
-    int r = client->away ? -EAGAIN
-                         : packet_send(client->sock, client->out.data, client->out.n, NULL, 0,
-                                       MSG_DONTWAIT);
+    int r = client->away
+                ? -EAGAIN
+                : packet_send(client->sock, packet->data, packet->n, NULL, 0, MSG_DONTWAIT);
     return r == 0 || r == -EAGAIN ? r : send_failed(client, r);
 }
 
@@ -104,66 +202,7 @@ int
 call_notify(struct caid_client *client, enum msg_method method, const void *params)
 {
     int r = msg_encode_notify(&client->out, method, params);
-    return r < 0 ? r : send_out(client);
-}
-
-bool
-call_has_unsent(const struct caid_client *client)
-{
-    if (client->lost.code != 0)
-        return false;
-    for (const struct feature *const *feature = client->features; *feature; feature++)
-        if ((*feature)->has_unsent && (*feature)->has_unsent(client))
-            return true;
-    return false;
-}
-
-int
-call_flush(struct caid_client *client)
-{
-    int r = 0;
-
-    for (const struct feature *const *feature = client->features; r == 0 && *feature; feature++)
-        if ((*feature)->flush)
-            r = (*feature)->flush(client);
-    return r;
-}
-
-/* 0, or -ETIMEDOUT, -EINTR. */
-static int
-poll_until(struct pollfd *fds, nfds_t n, uint64_t deadline_ns)
-{
-    uint64_t now = clock_now_ns(), left = deadline_ns > now ? deadline_ns - now : 0;
-    const struct timespec time_left = {.tv_sec = (time_t)(left / NSEC_PER_SEC),
-                                       .tv_nsec = (long)(left % NSEC_PER_SEC)};
-    int r = ppoll(fds, n, deadline_ns == UINT64_MAX ? NULL : &time_left, NULL);
-
-    return r > 0 ? 0 : r == 0 ? -ETIMEDOUT : -errno;
-}
-
-/* A daemon that does not read is not to stop the threads that have a reply to read. 0, or
- * -ETIMEDOUT, -EINTR. */
-static int
-wait_for_room(struct caid_client *client, uint64_t deadline_ns)
-{
-    struct pollfd poll_fd = {.fd = client->sock, .events = POLLOUT};
-
-    if (client->away)
-        return wake_wait(&client->resume.back, &client->lock, deadline_ns);
-    pthread_mutex_unlock(&client->lock);
-    int r = poll_until(&poll_fd, 1, deadline_ns);
-    pthread_mutex_lock(&client->lock);
-    return r;
-}
-
-void
-call_flush_all(struct caid_client *client)
-{
-    uint64_t end_ns = clock_now_ns() + FLUSH_NS;
-
-    while (call_flush(client) < 0 && client->lost.code == 0 &&
-           wait_for_room(client, end_ns) != -ETIMEDOUT)
-        ;
+    return r < 0 ? r : send_out(client, &client->out);
 }
 
 static int
@@ -181,22 +220,16 @@ encode(struct caid_client *client, const struct call *call, uint64_t seq,
     return 0;
 }
 
-static struct call *
-find_in(const struct call_list *list, uint32_t id)
-{
-    struct call *call;
-
-    TAILQ_FOREACH(call, list, entry)
-        if ((uint32_t)call->seq == id)
-            return call;
-    return NULL;
-}
-
+/* Most answers are to what was asked last. */
 static struct call *
 find_call(const struct caid_client *client, uint32_t id)
 {
-    struct call *call = find_in(&client->calls, id);
-    return call ? call : find_in(&client->standing, id);
+    struct call *call;
+
+    TAILQ_FOREACH_REVERSE(call, &client->calls, call_list, entry)
+        if ((uint32_t)call->seq == id)
+            return call;
+    return NULL;
 }
 
 /* Once the ids have gone round, one that is still in flight is left out. */
@@ -210,21 +243,115 @@ next_seq(const struct caid_client *client)
     return seq;
 }
 
-int
-call_post(struct caid_client *client, struct call *call, struct caid_error *error)
+/* Sends the request, if the socket takes it now; else 1. */
+static int
+send_request(struct caid_client *client, struct call *call, struct caid_error *error)
 {
     uint64_t seq = next_seq(client);
 
     int r = encode(client, call, seq, error);
     if (r < 0)
         return r;
-    r = send_out(client);
+    r = send_out(client, &client->out);
     if (client->lost.code != 0)
         return fail_again(error, &client->lost);
     if (r < 0)
         return 1; /* -EAGAIN */
-    call_begin(client, call, seq);
+    set_sent(client, call, seq);
     return 0;
+}
+
+/* The same of one in flight, and that it is cancelled. */
+static int
+catch_up(struct caid_client *client, struct call *call)
+{
+    const struct msg_cancel_params params = {.request = (uint32_t)call->seq};
+
+    if (call->again.n > 0) {
+        int r = send_out(client, &call->again);
+        if (r < 0)
+            return r;
+        msg_buf_deinit(&call->again);
+    }
+    if (call->cancels) {
+        int r = call_notify(client, MSG_CANCEL, &params);
+        if (r < 0)
+            return r;
+        call->cancels = false;
+    }
+    client->n_behind--;
+    return 0;
+}
+
+static int
+flush_in_flight(struct caid_client *client)
+{
+    struct call *call;
+    int r = 0;
+
+    if (client->n_behind == 0 || client->lost.code != 0)
+        return 0;
+    TAILQ_FOREACH(call, &client->calls, entry) {
+        if (is_behind(call))
+            r = catch_up(client, call);
+        if (r < 0) /* they may have ended */
+            break;
+    }
+    return r;
+}
+
+/* One that cannot be sent at all is over. */
+static int
+flush_unsent(struct caid_client *client)
+{
+    struct call *call;
+
+    while (client->lost.code == 0 && (call = TAILQ_FIRST(&client->unsent))) {
+        int r = send_request(client, call, &call->error);
+        if (client->lost.code != 0 || r == -ENOMEM)
+            return r;
+        if (r > 0)
+            return -EAGAIN;
+        if (r < 0)
+            call_end(client, call, r);
+    }
+    return 0;
+}
+
+bool
+call_has_unsent(const struct caid_client *client)
+{
+    if (client->lost.code != 0 || client->away)
+        return false;
+    if (client->n_behind > 0 || !TAILQ_EMPTY(&client->unsent))
+        return true;
+    for (const struct feature *const *feature = client->features; *feature; feature++)
+        if ((*feature)->has_unsent && (*feature)->has_unsent(client))
+            return true;
+    return false;
+}
+
+int
+call_flush(struct caid_client *client)
+{
+    int r = flush_in_flight(client);
+
+    for (const struct feature *const *feature = client->features; r == 0 && *feature; feature++)
+        if ((*feature)->flush)
+            r = (*feature)->flush(client);
+    return r == 0 ? flush_unsent(client) : r;
+}
+
+/* 0, or -ETIMEDOUT, -EINTR. */
+static int
+poll_until(struct pollfd *fds, nfds_t n, uint64_t deadline_ns)
+{
+    uint64_t now = clock_now_ns(), left = deadline_ns > now ? deadline_ns - now : 0;
+    const struct timespec time_left = {.tv_sec = (time_t)(left / NSEC_PER_SEC),
+                                       .tv_nsec = (long)(left % NSEC_PER_SEC)};
+    int r = ppoll(fds, n, deadline_ns == UINT64_MAX ? NULL : &time_left, NULL);
+
+    return r > 0 ? 0 : r == 0 ? -ETIMEDOUT : -errno;
 }
 
 /* Closes that wait go first: what the daemon sends for this request depends on them. */
@@ -236,7 +363,7 @@ send_once(struct caid_client *client, struct call *call, struct caid_error *erro
         return fail_again(error, &client->lost);
     if (r == -ENOMEM)
         return fail_errno(error, ENOMEM, "cannot tell the daemon what waits to be told");
-    return r < 0 ? 1 : call_post(client, call, error);
+    return r < 0 ? 1 : send_request(client, call, error);
 }
 
 static uint64_t
@@ -264,57 +391,23 @@ try_to_send(struct caid_client *client, struct call *call, struct caid_error *er
     return send_once(client, call, error);
 }
 
-static int
-wait_to_send(struct caid_client *client, const struct call *call)
-{
-    uint64_t until_ns = interrupt_look_by(client, call->deadline_ns);
-
-    return call->has_blocks && client->barrier
-               ? wake_wait(&client->barrier_gone, &client->lock, until_ns)
-               : wait_for_room(client, until_ns);
-}
-
-int
-call_start(struct caid_client *client, struct call *call, struct caid_error *error)
-{
-    int r;
-
-    call->deadline_ns = deadline_of(timeout_of(client, call));
-    while ((r = try_to_send(client, call, error)) > 0) {
-        if (wait_to_send(client, call) == 0)
-            continue;
-        if (clock_now_ns() >= call->deadline_ns)
-            return fail_unsent(client, call, error);
-        r = interrupt_ask_unlocked(client, error);
-        if (r < 0)
-            return r;
-    }
-    return r;
-}
-
 /* ---- once more ---- */
 
-static struct call *
-next_of(struct call *a, struct call *b)
+int
+call_repeat_all(struct caid_client *client)
 {
-    return a && (!b || a->seq < b->seq) ? a : b;
-}
+    struct call *call;
+    int r = 0;
 
-void
-call_claim_all(struct caid_client *client, struct claims *claims)
-{
-    struct call *a = TAILQ_FIRST(&client->calls), *b = TAILQ_FIRST(&client->standing), *call;
-
-    while ((call = next_of(a, b))) {
-        if (call == a)
-            a = TAILQ_NEXT(a, entry);
-        else
-            b = TAILQ_NEXT(b, entry);
-        call->repeats = !call->given_up;
-        if (call->repeats)
-            claims_add_request(claims, &claims->calls, (uint32_t)call->seq, call->method,
-                               call->params);
+    TAILQ_FOREACH(call, &client->calls, entry) {
+        client->n_behind -= is_behind(call);
+        msg_buf_deinit(&call->again);
+        if (!call->left && r == 0)
+            r = msg_encode_request(&call->again, (uint32_t)call->seq, call->method,
+                                   call->params);
+        client->n_behind += is_behind(call);
     }
+    return r;
 }
 
 /* Their callers have gone, and what they would be granted is not claimed. */
@@ -323,9 +416,9 @@ call_end_unrepeated(struct caid_client *client)
 {
     struct call *call, *next;
 
-    for (call = TAILQ_FIRST(&client->standing); call; call = next) {
+    for (call = TAILQ_FIRST(&client->calls); call; call = next) {
         next = TAILQ_NEXT(call, entry);
-        if (!call->repeats)
+        if (call->again.n == 0)
             call_end(client, call,
                      fail(&call->error, CAID_ERR_CANCELLED, "the daemon was started anew"));
     }
@@ -411,7 +504,7 @@ take_reply(struct caid_client *client, struct msg *reply, struct call_fds *fds)
 static void
 lose_reader(struct caid_client *client, ssize_t n)
 {
-    if (n != -EMSGSIZE && resume_away(client))
+    if (n != -EMSGSIZE && has_gone(client))
         return;
     errno = (int)-n;
     if (n == 0)
@@ -499,11 +592,24 @@ call_pass_reading_on(struct caid_client *client)
     wake_all(&(waiter ? waiter : TAILQ_FIRST(&client->waiters))->call->wake);
 }
 
+int
+call_ask_interrupt(struct caid_client *client, struct caid_error *error)
+{
+    if (!client->interrupted)
+        return 0;
+    call_pass_reading_on(client);
+    pthread_mutex_unlock(&client->lock);
+    int r = interrupt_ask(client, error);
+    pthread_mutex_lock(&client->lock);
+    return r;
+}
+
+/* Reads for all. `also`: ends for that, too. */
 static int
-read_until(struct caid_client *client, uint64_t deadline_ns)
+read_until(struct caid_client *client, short also, uint64_t deadline_ns)
 {
     struct pollfd fds[] = {
-        {.fd = client->sock, .events = POLLIN},
+        {.fd = client->sock, .events = (short)(POLLIN | also)},
         {.fd = client->wake_fd, .events = POLLIN},
     };
     eventfd_t count;
@@ -515,8 +621,68 @@ read_until(struct caid_client *client, uint64_t deadline_ns)
         (void)eventfd_read(client->wake_fd, &count);
     pthread_mutex_lock(&client->lock);
     client->reading = false;
-    if (r == 0 && fds[0].revents && client->lost.code == 0)
+    if (r == 0 && fds[0].revents & ~POLLOUT && client->lost.code == 0)
         receive(client, 0);
+    return r;
+}
+
+/* ---- waiting ---- */
+
+/* A daemon that does not read is not to stop the threads that have a reply to read; and one whose
+ * replies nobody reads does not read, either. 0, or -ETIMEDOUT, -EINTR: also before its time. */
+static int
+wait_for_room(struct caid_client *client, uint64_t deadline_ns)
+{
+    struct pollfd poll_fd = {.fd = client->sock, .events = POLLOUT};
+
+    if (client->away)
+        return wake_wait(&client->resume.back, &client->lock, deadline_ns);
+    if (!client->reading) {
+        int r = read_until(client, POLLOUT, deadline_ns);
+        call_pass_reading_on(client);
+        return r;
+    }
+    pthread_mutex_unlock(&client->lock);
+    int r = poll_until(&poll_fd, 1, min_u64(deadline_ns, clock_now_ns() + LATE_TICK_NS));
+    pthread_mutex_lock(&client->lock);
+    return r;
+}
+
+void
+call_flush_all(struct caid_client *client)
+{
+    uint64_t end_ns = clock_now_ns() + FLUSH_NS;
+
+    while (call_flush(client) < 0 && client->lost.code == 0 && clock_now_ns() < end_ns)
+        wait_for_room(client, end_ns);
+}
+
+static int
+wait_to_send(struct caid_client *client, const struct call *call)
+{
+    uint64_t until_ns = interrupt_look_by(client, call->deadline_ns);
+
+    return call->has_blocks && client->barrier
+               ? wake_wait(&client->barrier_gone, &client->lock, until_ns)
+               : wait_for_room(client, until_ns);
+}
+
+int
+call_start(struct caid_client *client, struct call *call, struct caid_error *error)
+{
+    int r;
+
+    call->deadline_ns = deadline_of(timeout_of(client, call));
+    while ((r = try_to_send(client, call, error)) > 0) {
+        if (wait_to_send(client, call) == 0)
+            continue;
+        if (clock_now_ns() >= call->deadline_ns)
+            r = fail_unsent(client, call, error);
+        else
+            r = call_ask_interrupt(client, error);
+        if (r < 0)
+            return r;
+    }
     return r;
 }
 
@@ -538,8 +704,8 @@ call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadl
     uint64_t until_ns = error ? interrupt_look_by(client, deadline_ns) : deadline_ns;
 
     int r = client->reading || client->away ? wait_for_reader(client, call, until_ns)
-                                            : read_until(client, until_ns);
-    return r < 0 && error ? interrupt_ask_unlocked(client, error) : 0;
+                                            : read_until(client, 0, until_ns);
+    return r < 0 && error ? call_ask_interrupt(client, error) : 0;
 }
 
 int
@@ -562,7 +728,22 @@ call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_unt
     return call->done ? 0 : r < 0 ? r : 1;
 }
 
-/* Waits for the reply. Where that does not come in time, the call is given up. */
+/* The call is its caller's no more. */
+static int
+leave(struct caid_client *client, struct call *call, const struct caid_error *why,
+      struct caid_error *error)
+{
+    call->waited = false;
+    call->left = true;
+    call->params = NULL;
+    call->copy = NULL;
+    call_look_for(client, call);
+    if (client->barrier)
+        reaper_wake(client);
+    return fail_again(error, why);
+}
+
+/* Waits for the reply. Where that does not come in time, the call is left. */
 static int
 call_wait(struct caid_client *client, struct call *call, struct caid_error *error)
 {
@@ -576,14 +757,14 @@ call_wait(struct caid_client *client, struct call *call, struct caid_error *erro
              client->socket, msg_method_name(call->method),
              (double)timeout_of(client, call) / NSEC_PER_SEC);
     if (r != 0)
-        late_give_up(client, call, &why);
+        return leave(client, call, &why, error);
     return call->r < 0 ? fail_again(error, &call->error) : call->r;
 }
 
 int
 call_run(struct caid_client *client, struct call *call, struct caid_error *error)
 {
-    call->error.code = 0;
+    call->waited = true;
     int r = call_start(client, call, error);
     if (r == 0)
         r = call_wait(client, call, error);
@@ -593,10 +774,15 @@ call_run(struct caid_client *client, struct call *call, struct caid_error *error
 int
 call_make(struct caid_client *client, struct call *call, struct caid_error *error)
 {
+    if (!call)
+        return fail_errno(error, ENOMEM, "no memory for a request");
     int r = client_enter(client, error);
-    if (r < 0)
+    if (r < 0) {
+        call_free(call);
         return r;
+    }
     r = call_run(client, call, error);
+    call_free(call);
     client_leave(client);
     return r;
 }
@@ -605,8 +791,7 @@ int
 call_ask(struct caid_client *client, enum msg_method method, const void *params,
          struct caid_error *error)
 {
-    struct call call = {.method = method, .params = params};
-    return call_make(client, &call, error);
+    return call_make(client, call_new(sizeof(struct call), method, params), error);
 }
 
 void
@@ -616,6 +801,42 @@ call_dispatch(struct caid_client *client)
     while (client->lost.code == 0 && !client->reading && receive(client, 0))
         ;
 }
+
+/* ---- replies that nobody waits for ---- */
+
+static uint64_t
+due(const struct caid_client *client)
+{
+    return client->n_late > 0 ? client->late_due : UINT64_MAX;
+}
+
+static void
+tidy(struct caid_client *client, bool all UNUSED)
+{
+    if (client->n_late == 0 || client->late_due > clock_now_ns())
+        return;
+    client->late_due = clock_now_ns() + LATE_TICK_NS;
+    call_dispatch(client);
+}
+
+/* In a forked child no reply comes. */
+static void
+abandon(struct caid_client *client)
+{
+    struct call *call, *next;
+
+    for (call = TAILQ_FIRST(&client->calls); call; call = next) {
+        next = TAILQ_NEXT(call, entry);
+        if (call->left)
+            call_end(client, call, fail(&call->error, CAID_ERR_FORKED, "forked"));
+    }
+}
+
+const struct feature call_feature = {
+    .due = due,
+    .tidy = tidy,
+    .abandon = abandon,
+};
 
 /* ---- replies to be read later ---- */
 
@@ -637,9 +858,11 @@ int
 reply_get(struct reply *ret, struct caid_client *client, enum msg_method method,
           const void *params, void *ret_result, struct caid_error *error)
 {
-    struct call call = {.method = method, .params = params, .copy = ret};
+    struct call *call = call_new(sizeof(*call), method, params);
 
-    int r = call_make(client, &call, error);
+    if (call)
+        call->copy = ret;
+    int r = call_make(client, call, error);
     if (r < 0)
         return r;
     r = reply_parse(ret, method, ret_result);

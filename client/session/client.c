@@ -25,7 +25,6 @@ client_init(struct caid_client *client, const struct feature *const *features)
     pthread_mutex_init(&client->lock, NULL);
     pthread_mutex_init(&client->gpu.lock, NULL);
     TAILQ_INIT(&client->calls);
-    TAILQ_INIT(&client->standing);
     TAILQ_INIT(&client->unsent);
     TAILQ_INIT(&client->waiters);
     reaper_init(&client->reaper);
@@ -47,16 +46,6 @@ client_abandon(struct caid_client *client)
         FEATURES_DO(client, abandon, client);
         pthread_mutex_unlock(&client->lock);
     }
-    gpu_abandon(&client->gpu);
-}
-
-/* What is kept stays mapped, and the contexts that may work on it stay, too, until the process
- * exits. */
-static void
-client_deinit(struct caid_client *client)
-{
-    FEATURES_DO(client, deinit, client);
-    gpu_deinit(&client->gpu, client->keeps);
 }
 
 static void
@@ -75,7 +64,7 @@ client_free(struct caid_client *client)
     if (fork_guard_crossed(&client->guard))
         client_abandon(client);
     else
-        client_deinit(client);
+        FEATURES_DO(client, deinit, client);
     fork_guard_deinit(&client->guard);
     msg_buf_deinit(&client->out);
     free(client->devices);

@@ -40,7 +40,6 @@
 #include "options.h"
 #include "reaper.h"
 #include "resume.h"
-#include "standing.h"
 
 struct feature;
 
@@ -87,15 +86,15 @@ struct caid_client {
     struct caid_error lost; /* code 0: connected, or away */
     bool away;              /* resume.h: nothing can be sent, and nobody reads */
     struct resume resume;
-    struct msg_buf out;        /* the packet being sent */
-    uint64_t seq;              /* of the last request; its id is the lower half */
-    uint64_t answered;         /* the highest of those that have been answered */
-    struct call_list calls;    /* sent and not answered, oldest first */
-    struct call_list standing; /* the same of those that nobody waits for */
-    uint32_t n_late;           /* of these, that were given up */
-    uint32_t deferring;        /* what it holds back: caid_defer_begin() */
-    uint64_t late_due;         /* when the client's thread looks for their replies */
-    struct standing_list unsent;
+    struct msg_buf out;         /* the packet being sent */
+    uint64_t seq;               /* of the last request; its id is the lower half */
+    uint64_t answered;          /* the highest of those that have been answered */
+    struct call_list unsent;    /* that the next call_flush() sends */
+    struct call_list calls;     /* sent and not answered, oldest first */
+    uint32_t n_behind;          /* of these, that are to be sent again, or cancelled */
+    uint32_t n_late;            /* of all, whose replies the client's thread looks for */
+    uint32_t deferring;         /* what it holds back: caid_defer_begin() */
+    uint64_t late_due;          /* when it does */
     struct waiter_list waiters; /* threads that wait while another one reads */
     bool reading;               /* a thread waits for packets; packet is that thread's */
     int wake_fd;                /* for call_wait_for_news(); -1: not made yet */

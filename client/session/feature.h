@@ -52,6 +52,9 @@ struct feature {
 
     /* ---- ends ---- */
 
+    /* The daemon has hung up. Whether there will be another one: the connection has not ended. */
+    bool (*hung_up)(struct caid_client *client);
+
     /* The client has come back to another daemon: says what it has of the one that was (resume.h).
      * Of what else that was yet to be told, nothing is. */
     void (*claim)(struct caid_client *client, struct claims *claims);

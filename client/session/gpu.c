@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "client.h"
+#include "feature.h"
 
 int
 gpu_init(struct gpu *gpu, const char *choice)
@@ -14,22 +15,27 @@ gpu_init(struct gpu *gpu, const char *choice)
     return gpu->choice ? 0 : -ENOMEM;
 }
 
-void
-gpu_abandon(struct gpu *gpu)
+static void
+abandon(struct caid_client *client)
 {
-    free(gpu->devices);
-    free(gpu->choice);
+    free(client->gpu.devices);
+    free(client->gpu.choice);
 }
 
-void
-gpu_deinit(struct gpu *gpu, bool keep_contexts)
+/* Where memory is kept, the contexts that may work on it stay, too, until the process exits. */
+static void
+deinit(struct caid_client *client)
 {
-    for (uint32_t i = 0; !keep_contexts && i < gpu->n_devices; i++)
+    struct gpu *gpu = &client->gpu;
+
+    for (uint32_t i = 0; !client->keeps && i < gpu->n_devices; i++)
         if (gpu->devices[i].context)
             gpu->drv->cu.cuDevicePrimaryCtxRelease(gpu->devices[i].ordinal);
     drv_free(gpu->drv);
-    gpu_abandon(gpu);
+    abandon(client);
 }
+
+const struct feature gpu_feature = {.deinit = deinit, .abandon = abandon};
 
 bool
 gpu_is_dead(CUresult result)

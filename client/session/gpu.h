@@ -40,12 +40,10 @@ struct gpu {
     uint32_t n_devices;
 };
 
+extern const struct feature gpu_feature;
+
 /* choice is copied. */
 int gpu_init(struct gpu *gpu, const char *choice);
-/* Gives contexts, unless they are to be kept, and driver back. */
-void gpu_deinit(struct gpu *gpu, bool keep_contexts);
-/* Frees host memory only: in a child after fork(). */
-void gpu_abandon(struct gpu *gpu);
 
 /* drv_open(), for a process that may be a child after fork() of one that has used CUDA: then
  * CAID_ERR_FORKED, and what to do instead. */

@@ -29,18 +29,6 @@ interrupt_ask(const struct caid_client *client, struct caid_error *error)
 }
 
 int
-interrupt_ask_unlocked(struct caid_client *client, struct caid_error *error)
-{
-    if (!client->interrupted)
-        return 0;
-    call_pass_reading_on(client);
-    pthread_mutex_unlock(&client->lock);
-    int r = interrupt_ask(client, error);
-    pthread_mutex_lock(&client->lock);
-    return r;
-}
-
-int
 interrupt_pause(const struct caid_client *client, struct pauses *pauses, uint64_t deadline_ns,
                 struct caid_error *error)
 {

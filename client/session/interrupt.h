@@ -18,9 +18,6 @@ uint64_t interrupt_look_by(const struct caid_client *client, uint64_t deadline_n
 /* CAID_ERR_INTERRUPTED. Not under the client's lock. */
 int interrupt_ask(const struct caid_client *client, struct caid_error *error);
 
-/* The same under the lock, which it drops meanwhile; somebody else reads then. */
-int interrupt_ask_unlocked(struct caid_client *client, struct caid_error *error);
-
 /* The pauses of a host that looks at what a GPU stores, or does: there is nobody to wake it.
  * Zeroed at first; looks for 50 us, then sleeps, at most 200 us at a time. */
 struct pauses {

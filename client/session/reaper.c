@@ -212,7 +212,7 @@ wait_for_drained(struct caid_client *client, struct caid_error *error)
     if (wake_wait(&client->reaper.drained, &client->lock,
                   interrupt_look_by(client, UINT64_MAX)) == 0)
         return 0;
-    return interrupt_ask_unlocked(client, error);
+    return call_ask_interrupt(client, error);
 }
 
 int

@@ -43,37 +43,29 @@ claims_add(struct claims *claims, enum claim claim, uint64_t value)
 }
 
 void
-claims_add_request(struct claims *claims, struct packet_list *list, uint32_t id,
-                   enum msg_method method, const void *params)
+claims_add_begin(struct claims *claims, const struct msg_begin_params *params)
 {
     struct packet *packet = calloc(1, sizeof(*packet));
 
     claims->failed |= !packet;
     if (!packet)
         return;
-    claims->failed |= msg_encode_request(&packet->buf, id, method, params) < 0;
-    STAILQ_INSERT_TAIL(list, packet, entry);
-}
-
-static void
-free_packets(struct packet_list *list)
-{
-    struct packet *packet;
-
-    while ((packet = STAILQ_FIRST(list))) {
-        STAILQ_REMOVE_HEAD(list, entry);
-        msg_buf_deinit(&packet->buf);
-        free(packet);
-    }
+    claims->failed |= msg_encode_request(&packet->buf, CLAIM_ID, MSG_BEGIN, params) < 0;
+    STAILQ_INSERT_TAIL(&claims->brackets, packet, entry);
 }
 
 static void
 claims_deinit(struct claims *claims)
 {
+    struct packet *packet;
+
     for (size_t i = 0; i < N_CLAIMS; i++)
         free(claims->lists[i].v);
-    free_packets(&claims->brackets);
-    free_packets(&claims->calls);
+    while ((packet = STAILQ_FIRST(&claims->brackets))) {
+        STAILQ_REMOVE_HEAD(&claims->brackets, entry);
+        msg_buf_deinit(&packet->buf);
+        free(packet);
+    }
 }
 
 /* ---- a talk with the daemon, before anybody else has one ---- */
@@ -116,18 +108,12 @@ is_passing(uint32_t error)
            error == PROTO_ERR_QUOTA || error == PROTO_ERR_SHUTDOWN;
 }
 
-static int
-tell(struct talk *talk, const struct msg_buf *packet)
-{
-    return packet_send(talk->sock, packet->data, packet->n, NULL, 0, 0);
-}
-
 /* -EREMOTEIO: it refuses; -EAGAIN: for now. What the result borrows stays until the next one. */
 static int
 ask_packet(struct talk *talk, const struct msg_buf *packet, uint32_t id, enum msg_method method,
            void *ret_result)
 {
-    int r = tell(talk, packet);
+    int r = packet_send(talk->sock, packet->data, packet->n, NULL, 0, 0);
 
     if (r == 0)
         r = receive(talk);
@@ -224,19 +210,6 @@ tell_brackets(struct talk *talk, const struct packet_list *brackets)
     return r;
 }
 
-/* Of what the daemon that was has done already, this one knows. */
-static int
-repeat_calls(struct talk *talk, const struct packet_list *calls)
-{
-    const struct packet *packet;
-    int r = 0;
-
-    STAILQ_FOREACH(packet, calls, entry)
-        if (r == 0)
-            r = tell(talk, &packet->buf);
-    return r;
-}
-
 static bool
 are_none(const struct claims *claims)
 {
@@ -248,14 +221,24 @@ are_none(const struct claims *claims)
 
 /* Of more, the daemon does not know what it has answered. */
 static void
-claim_calls_of(struct claims *claims, enum claim claim, const struct call_list *calls,
-               enum msg_method method)
+claim_call(struct claims *claims, enum claim claim, const struct call *call)
+{
+    if (claims->lists[claim].n < PROTO_RESUME_MAX / 2)
+        claims_add(claims, claim, call->seq);
+}
+
+/* What is repeated may have been carried out; of that, the daemon that comes next knows. */
+static void
+claim_calls(struct caid_client *client, struct claims *claims)
 {
     const struct call *call;
 
-    TAILQ_FOREACH(call, calls, entry)
-        if (call->method == method && claims->lists[claim].n < PROTO_RESUME_MAX / 2)
-            claims_add(claims, claim, call->seq);
+    TAILQ_FOREACH(call, &client->calls, entry)
+        if (call->method == MSG_TAKE && !call->left)
+            claim_call(claims, CLAIM_REPEAT, call);
+        else if (call->method == MSG_CREATE && call->left)
+            claim_call(claims, CLAIM_UNDO, call);
+    claims->failed |= call_repeat_all(client) < 0;
 }
 
 static struct msg_u64s
@@ -282,9 +265,7 @@ static int
 collect(struct caid_client *client, struct claims *claims)
 {
     FEATURES_DO(client, claim, client, claims);
-    claim_calls_of(claims, CLAIM_REPEAT, &client->calls, MSG_TAKE);
-    claim_calls_of(claims, CLAIM_UNDO, &client->standing, MSG_CREATE); /* given up */
-    call_claim_all(client, claims);
+    claim_calls(client, claims);
     claims->deferring = client->deferring;
     return claims->failed ? -ENOMEM : 0;
 }
@@ -301,8 +282,6 @@ tell_all(struct talk *talk, struct claims *claims, bool is_known)
         r = tell_brackets(talk, &claims->brackets);
     if (r == 0 && is_known)
         r = tell_done(talk, claims);
-    if (r == 0)
-        r = repeat_calls(talk, &claims->calls);
     return r;
 }
 
@@ -370,7 +349,6 @@ come_back(struct caid_client *client, struct talk *talk, bool is_known)
 {
     _cleanup_(claims_deinit) struct claims claims = {
         .brackets = STAILQ_HEAD_INITIALIZER(claims.brackets),
-        .calls = STAILQ_HEAD_INITIALIZER(claims.calls),
     };
     struct resume *resume = &client->resume;
 
@@ -393,7 +371,8 @@ come_back(struct caid_client *client, struct talk *talk, bool is_known)
     client->away = false;
     resume->n_returns++;
     call_end_unrepeated(client);
-    call_flush(client);
+    if (call_flush(client) < 0)
+        reaper_kick(client); /* what does not fit goes later */
     wake_all(&resume->back);
     call_pass_reading_on(client);
     return 0;
@@ -432,6 +411,16 @@ tell_return(struct caid_client *client)
     pthread_mutex_lock(&client->lock);
 }
 
+static void
+claim_creates(const struct caid_client *client, struct claims *undone)
+{
+    const struct call *call;
+
+    TAILQ_FOREACH(call, &client->calls, entry)
+        if (call->method == MSG_CREATE)
+            claim_call(undone, CLAIM_UNDO, call);
+}
+
 /* What calls have made that will not hear of it is to be undone, where that can be said. */
 static void
 seek_until(struct caid_client *client, struct claims *undone)
@@ -443,8 +432,7 @@ seek_until(struct caid_client *client, struct claims *undone)
     while (client->away && !resume->ends) {
         int r = seek(client);
         if (r < 0 && clock_now_ns() >= resume->since_ns + resume->timeout_ns) {
-            claim_calls_of(undone, CLAIM_UNDO, &client->calls, MSG_CREATE);
-            claim_calls_of(undone, CLAIM_UNDO, &client->standing, MSG_CREATE);
+            claim_creates(client, undone);
             client_lose(client, CAID_ERR_DISCONNECTED,
                         "%s: the daemon has gone, and has not come back in %g s",
                         client->socket, (double)resume->timeout_ns / NSEC_PER_SEC);
@@ -545,8 +533,8 @@ resume_need(struct caid_client *client)
     start(client); /* where that fails, the hang-up is noticed by the next call */
 }
 
-bool
-resume_away(struct caid_client *client)
+static bool
+hung_up(struct caid_client *client)
 {
     if (client->away)
         return true;
@@ -560,6 +548,8 @@ resume_away(struct caid_client *client)
     wake_all(&client->resume.wake);
     return true;
 }
+
+const struct feature resume_feature = {.hung_up = hung_up};
 
 void
 resume_stop(struct caid_client *client)

@@ -31,6 +31,8 @@
 #include "wake.h"
 
 struct caid_client;
+struct feature;
+struct msg_begin_params;
 
 enum claim { /* the lists of msg_resume_params, and: */
     CLAIM_READ,
@@ -63,7 +65,6 @@ struct claims {
     } lists[N_CLAIMS];
 
     struct packet_list brackets; /* that are open */
-    struct packet_list calls;    /* in flight */
     uint32_t deferring;
     bool failed; /* there was no memory */
 };
@@ -84,14 +85,13 @@ struct resume { /* under the client's lock */
     uint64_t n_lost; /* leases, of which nobody was told */
 };
 
+extern const struct feature resume_feature;
+
 /* There is something to come back for: the thread is started. */
 void resume_need(struct caid_client *client);
-/* The daemon has hung up. False: that is the end of the connection. */
-bool resume_away(struct caid_client *client);
 /* The client closes: nobody comes back any more. Drops the lock meanwhile. */
 void resume_stop(struct caid_client *client);
 
 void claims_add(struct claims *claims, enum claim claim, uint64_t value);
-/* To one of its lists of packets. */
-void claims_add_request(struct claims *claims, struct packet_list *list, uint32_t id,
-                        enum msg_method method, const void *params);
+/* Of a bracket that is open. */
+void claims_add_begin(struct claims *claims, const struct msg_begin_params *params);

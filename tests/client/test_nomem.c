@@ -35,15 +35,26 @@ see_nothing(const struct caid_change *change, void *userdata)
     (void)userdata;
 }
 
+/* It may not have come so far; or there was no memory for the first one. */
+static void
+unlink_again(struct caid_client *client, const char *name)
+{
+    int r = caid_unlink(client, name, NULL, NULL);
+    r = caid_unlink(client, name, NULL, NULL);
+    (void)r;
+}
+
 static int
 send_and_take(struct caid_client *client, struct caid_array *array)
 {
-    uint8_t ticket[CAID_TICKET_SIZE];
+    uint8_t ticket[CAID_TICKET_SIZE] = {0};
     struct caid_array *taken = NULL;
 
     int r = caid_array_send(array, ticket, &error);
     if (r == 0)
         r = caid_array_take(client, &taken, ticket, NULL, &error);
+    if (r < 0 && caid_array_take(client, &taken, ticket, NULL, NULL) < 0)
+        taken = NULL; /* it was not sent, or has been taken */
     caid_array_close(taken);
     return r;
 }
@@ -78,9 +89,8 @@ publish_and_watch(struct caid_client *client, struct caid_array *array)
         r = caid_client_dispatch(client, &error);
         caid_watch_close(watch);
     }
-    int unlinked = caid_unlink(client, "published", NULL, NULL);
-    unlinked = caid_unlink(client, "renamed", NULL, NULL);
-    (void)unlinked; /* it may not have come so far */
+    unlink_again(client, "published");
+    unlink_again(client, "renamed");
     return r;
 }
 
@@ -107,8 +117,7 @@ use_parts(struct caid_client *client, struct caid_array *array)
     }
     if (r == 0)
         r = caid_client_dispatch_parts(client, &error);
-    int unlinked = caid_unlink(client, "part", NULL, NULL);
-    (void)unlinked; /* it may not have come so far */
+    unlink_again(client, "part");
     return r;
 }
 
@@ -267,8 +276,7 @@ publish_set(struct caid_client *client, struct caid_array *array)
     for (size_t i = 0; r == 0 && i < 2; i++)
         caid_array_close(opened[i]);
     caid_array_close(set);
-    int unlinked = caid_unlink(client, "set/", NULL, NULL);
-    (void)unlinked; /* it may not have come so far */
+    unlink_again(client, "set/");
     return r;
 }
 

@@ -628,6 +628,21 @@ def test_a_client_that_is_cut_off_as_it_comes_back(restarts, deaf, n):
             assert read(b) == 1
 
 
+def test_what_waits_is_answered_at_once(restarts, deaf):
+    """More requests than a socket has room for: neither side waits for the other to read."""
+    with restarts.connect() as c, caid.Client(deaf.address) as one, filled(one, 1):
+        watches = [one.watch("x") for _ in range(1250)]
+        deaf.loses = True
+        generation = publish(c, "x", 1)
+        restarts.end()
+        deaf.loses = False
+        restarts.start()
+        assert {watch.get(PATIENCE_S).generation for watch in watches} == {generation}
+        for watch in watches:
+            watch.close()
+        wait_until(lambda: one.status().watches == 0)
+
+
 def caught(error, call):
     with pytest.raises(error):
         call()
@@ -661,6 +676,21 @@ def test_what_is_deferred_stays_so(restarts):
         restarts.restart()
         wait_until(lambda: [user.deferred for user in other.users()] == [1])
     with restarts.connect() as c:
+        assert [user.deferred for user in c.users()] == [0]
+
+
+def test_a_deferral_whose_end_is_answered_late(restarts):
+    with restarts.connect() as c, caid.Client(restarts.address, call_timeout=0.2) as one:
+        deferral = one.defer_cleanup()
+        deferral.__enter__()
+        restarts.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(caid.TimeoutError):
+            deferral.__exit__(None, None, None)
+        restarts.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: [user.deferred for user in c.users()] == [0])
+        one.status()
+        restarts.restart()
+        one.status()
         assert [user.deferred for user in c.users()] == [0]
 
 
