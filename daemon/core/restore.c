@@ -13,7 +13,6 @@
 #include "former.h"
 #include "journal.h"
 #include "lost.h"
-#include "publish.h"
 #include "set.h"
 #include "settle.h"
 #include "state.h"
@@ -28,19 +27,20 @@ struct restoring {
 
 /* ---- pools and blocks ---- */
 
-static struct pool *
-find_pool(struct core *core, const struct record_pool *record)
+static int
+find_pool(struct core *core, const struct record_pool *record, struct pool **ret)
 {
     const struct msg_str name = {record->name, record->n_name};
-    struct pool *pool;
+    struct pool *pool = pool_find_from(core, name);
     struct user *user;
 
-    if (record->is_own)
-        return core_get_user(core, record->uid, record->gid, &user) < 0 || user->pool->is_none
-                   ? NULL
-                   : user->pool;
-    pool = pool_find_from(core, name);
-    return pool && !pool->owner && msg_str_eq(name, pool->name) ? pool : NULL;
+    *ret = pool && !pool->owner && msg_str_eq(name, pool->name) ? pool : NULL;
+    if (!record->is_own)
+        return 0;
+    if (core_get_user(core, record->uid, record->gid, &user) < 0)
+        return -ENOMEM;
+    *ret = user->pool->is_none ? NULL : user->pool;
+    return 0;
 }
 
 static int
@@ -332,19 +332,18 @@ restore_part(const struct restoring *to, uint32_t i)
     return 0;
 }
 
-/* It is not what it was: it goes as a whole. */
+/* It is not what it was: it goes as a whole, in its time, as what has no name does. */
 static void
 lose_whole(const struct restoring *to, struct restore_array *a, enum lost_why why)
 {
-    struct array *array = TAKE_PTR(a->array);
+    struct array *array = a->array;
 
-    if (!array->named) {
-        a->array = array; /* end_array() */
+    if (!array->named)
         return;
-    }
+    a->array = NULL;
     tell_lost(to, array->pool->name, array->name, lost_reason(why));
     keep_lost(to, a->record, array_name(array), why);
-    array_unlink(to->core, array);
+    array_drop_name(to->core, array);
 }
 
 static int
@@ -505,17 +504,19 @@ restore_ticket(const struct restoring *to, uint32_t i)
 
 /* ---- the end of a unit ---- */
 
-/* All that there is has its record. What has not come back is not looked for again: the keeper
- * gives its number to others. */
+/* All is in it that was: from here on it may go. What has not come back is not looked for again:
+ * the keeper gives its number to others. */
 static int
-enliven_block(const struct restoring *to, uint32_t i)
+end_block(const struct restoring *to, uint32_t i)
 {
-    const struct restore_block *b = &to->r->blocks[i];
+    struct block *block = TAKE_PTR(to->r->blocks[i].block);
 
-    if (b->block)
-        b->block->state = BLOCK_LIVE;
-    else
-        persist_gone(to->core, RECORD_BLOCK, b->record->key);
+    if (!block) {
+        persist_gone(to->core, RECORD_BLOCK, to->r->blocks[i].record->key);
+        return 0;
+    }
+    block->state = BLOCK_LIVE;
+    block_settle(to->core, block);
     return 0;
 }
 
@@ -524,9 +525,23 @@ end_expiry(const struct restoring *to, const struct restore_array *a, struct arr
 {
     struct texts texts;
 
-    if (!(a->record->flags & ARRAY_EXPIRES) || !texts_init(&texts, a))
+    if (!(a->record->flags & ARRAY_EXPIRES) || !array->named || !texts_init(&texts, a))
         return 0;
     return expiry_restore(to->core, array, texts.expires);
+}
+
+/* Before what says that it is gone. */
+static void
+record_lost(const struct restoring *to, const struct restore_array *a)
+{
+    const struct lost *lost;
+    struct texts texts;
+
+    if (!to->unit->pool || !(a->record->flags & ARRAY_NAMED) || !texts_init(&texts, a))
+        return;
+    lost = lost_find(to->unit->pool, texts.name);
+    if (lost && lost->id == a->record->key.id)
+        persist_lost(to->core, lost);
 }
 
 /* What is not as it was is recorded: a mark, a name that is lost. Then it goes, where nobody keeps
@@ -539,6 +554,8 @@ end_array(const struct restoring *to, uint32_t i)
     struct array *array = array_index_find(to->core->former_arrays, record->key.id);
     int r;
 
+    if (!array || !array->named)
+        record_lost(to, a);
     if (!array) {
         persist_gone(to->core, RECORD_ARRAY, record->key);
         return 0;
@@ -556,31 +573,16 @@ end_array(const struct restoring *to, uint32_t i)
     return 0;
 }
 
-static int
-end_block(const struct restoring *to, uint32_t i)
-{
-    const struct restore_block *b = &to->r->blocks[i];
-
-    if (b->block)
-        block_settle(to->core, b->block);
-    return 0;
-}
-
 static void
 end_unit(const struct restoring *to)
 {
     struct core *core = to->core;
     struct pool *pool = to->unit->pool;
-    struct lost *lost;
 
     units_end(core->units, to->unit);
     persist_numbers(core);
-    if (!pool)
-        return;
-    RB_FOREACH(lost, losts, &pool->losts)
-        if (!restore_find(to->r, RECORD_LOST, lost->id))
-            persist_lost(core, lost);
-    doubts_know(&core->known, &pool->doubts); /* of who has come back meanwhile */
+    if (pool)
+        doubts_know(&core->known, &pool->doubts); /* of who has come back meanwhile */
 }
 
 /* ---- a piece at a time ---- */
@@ -594,9 +596,9 @@ static const struct phase {
     {RECORD_BLOCK, restore_block, false},   {RECORD_LOST, restore_lost, false},
     {RECORD_ARRAY, restore_placed, false},  {RECORD_ARRAY, restore_part, false},
     {RECORD_HOLD, restore_hold, false},     {RECORD_ARRAY, restore_use, false},
-    {RECORD_TICKET, restore_ticket, true},  {RECORD_BLOCK, enliven_block, true},
+    {RECORD_TICKET, restore_ticket, true},  {RECORD_BLOCK, end_block, true},
     {RECORD_MEMBER, restore_member, false}, {RECORD_ARRAY, restore_companion, false},
-    {RECORD_ARRAY, end_array, true},        {RECORD_BLOCK, end_block, true},
+    {RECORD_ARRAY, end_array, true},
 };
 
 static void

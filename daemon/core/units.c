@@ -32,6 +32,14 @@ unit_of_pool(const struct units *u, uint32_t number)
     return found ? u->of_pool[found - u->records->pools] : 0;
 }
 
+static uid_t
+uid_of_conn(const struct units *u, uint64_t number)
+{
+    const struct restore_conn *conn = restore_find(u->records, RECORD_CONN, number);
+
+    return conn ? conn->record->uid : NOBODY;
+}
+
 static struct of
 of_block(const struct units *u, const struct record_block *record)
 {
@@ -55,6 +63,19 @@ of_array(const struct units *u, const struct restore_array *a)
     return (struct of){unit_of_pool(u, r->pool), r->uid, host};
 }
 
+/* Who is writing it, or whose streams are: what he has stays until then. */
+static struct of
+of_writer(const struct units *u, const struct restore_array *a, uint32_t unit)
+{
+    uint64_t id = a->mark >> MARK_ID_SHIFT;
+    const struct restore_page *page;
+
+    if (a->mark & MARK_WRITING)
+        return (struct of){.unit = unit, .uid = uid_of_conn(u, id)};
+    page = a->mark & MARK_PENDING ? restore_find(u->records, RECORD_PAGE, id) : NULL;
+    return (struct of){.unit = unit, .uid = page ? uid_of_conn(u, page->record->conn) : NOBODY};
+}
+
 static struct of
 of_member(const struct units *u, const struct record_member *m)
 {
@@ -62,14 +83,6 @@ of_member(const struct units *u, const struct record_member *m)
 
     of.host = member_host(m->n_name);
     return of;
-}
-
-static uid_t
-uid_of_conn(const struct units *u, uint64_t number)
-{
-    const struct restore_conn *conn = restore_find(u->records, RECORD_CONN, number);
-
-    return conn ? conn->record->uid : NOBODY;
 }
 
 static struct of
@@ -127,6 +140,8 @@ sort_concerns(struct units *u)
 {
     size_t n = 0;
 
+    if (!u->n_concerns)
+        return;
     qsort(u->concerns, u->n_concerns, sizeof(*u->concerns), compare_concerns);
     for (size_t i = 0; i < u->n_concerns; i++)
         if (n == 0 || compare_concerns(&u->concerns[n - 1], &u->concerns[i]) != 0)
@@ -142,14 +157,14 @@ add_concern(struct units *u, const struct of *of)
 
     if (of->uid == NOBODY || (last && last->unit == of->unit && last->uid == of->uid))
         return 0;
-    if (u->n_concerns == u->n_room && u->n_room)
+    if (u->n_concerns == u->n_room) {
         sort_concerns(u);
-    if (u->n_concerns >= u->n_room / 2) {
-        v = reallocarray(u->concerns, 2 * u->n_room + 64, sizeof(*v));
+        size_t room = u->n_concerns < u->n_room / 2 ? u->n_room : 2 * u->n_room + 64;
+        v = reallocarray(u->concerns, room, sizeof(*v));
         if (!v)
             return -ENOMEM;
         u->concerns = v;
-        u->n_room = 2 * u->n_room + 64;
+        u->n_room = room;
     }
     u->concerns[u->n_concerns++] = (struct concern){of->unit, of->uid};
     return 0;
@@ -214,6 +229,11 @@ add_type(struct units *u, enum record_type type)
         unit->host += of.host;
         u->host += of.host;
         r = add_concern(u, &of);
+        if (r == 0 && type == RECORD_ARRAY) {
+            const struct of writer =
+                of_writer(u, &u->records->arrays[founds.v[i].place], of.unit);
+            r = add_concern(u, &writer);
+        }
     }
     if (r == 0)
         r = order(u, type, &founds);
@@ -224,14 +244,16 @@ add_type(struct units *u, enum record_type type)
 /* ---- life ---- */
 
 /* Pools may have had several numbers. The first unit is that of what has no pool. */
-static void
+static int
 find_pools(struct units *u, struct core *core, units_pool_fn *get_pool)
 {
     const struct restore *r = u->records;
 
     u->n = 1;
     for (size_t i = 0; i < r->n_pools; i++) {
-        struct pool *pool = get_pool(core, r->pools[i]);
+        struct pool *pool;
+        if (get_pool(core, r->pools[i], &pool) < 0)
+            return -ENOMEM;
         if (!pool)
             continue;
         pool->number = (uint32_t)r->pools[i]->key.id;
@@ -241,6 +263,7 @@ find_pools(struct units *u, struct core *core, units_pool_fn *get_pool)
         }
         u->of_pool[i] = (uint32_t)(pool->unit - u->v);
     }
+    return 0;
 }
 
 int
@@ -259,7 +282,7 @@ units_new(struct units **ret, struct core *core, struct restore *records,
         units_free(u);
         return -ENOMEM;
     }
-    find_pools(u, core, get_pool);
+    r = find_pools(u, core, get_pool);
     for (size_t i = 0; r == 0 && i < ARRAY_SIZE(types); i++)
         r = add_type(u, types[i]);
     if (r < 0) {

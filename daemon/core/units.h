@@ -53,8 +53,9 @@ struct units {
     int error;              /* core_restore_error() */
 };
 
-/* The pool that the record tells of, NULL: it is not configured any more, or there is no memory. */
-typedef struct pool *units_pool_fn(struct core *core, const struct record_pool *record);
+/* The pool that the record tells of, NULL: it is not configured any more. -ENOMEM. */
+typedef int units_pool_fn(struct core *core, const struct record_pool *record,
+                          struct pool **ret);
 
 /* `records` is borrowed. -ENOMEM. */
 int units_new(struct units **ret, struct core *core, struct restore *records,

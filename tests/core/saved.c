@@ -489,7 +489,7 @@ has_handle(void *userdata, uint64_t handle)
 
     for (size_t i = 0; i < r->n_blocks; i++)
         if (r->blocks[i].record->kept == handle)
-            return true;
+            return r->blocks[i].record->kind != KIND_LEGACY;
     return false;
 }
 

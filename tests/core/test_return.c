@@ -2,6 +2,7 @@
 /*
  * Clients that come back after a restart, beside what histories show (model_return.c).
  */
+#include "array.h"
 #include "base/clock.h"
 #include "books.h"
 #include "caid_test.h"
@@ -9,6 +10,7 @@
 #include "lost.h"
 #include "records.h"
 #include "state.h"
+#include "units.h"
 
 /* Whether it is known; token 0: it says none. */
 static const struct h_reply *
@@ -283,4 +285,166 @@ CORE_TEST(return, with_a_stream_that_does_not_end, h_sharing)
     h_land(h, page, 0, 1);
     h_tick(h, NSEC_PER_SEC);
     cr_assert(h_is_open(h, c));
+}
+
+/* ---- of which not all is back ---- */
+
+static uint64_t
+named(struct harness *h, uint64_t conn, const char *name, const char *kind, uint64_t ttl_ns)
+{
+    return h_made(h, conn, 100,
+                  (struct msg_create_params){.name = MSG_STR(name),
+                                             .memory = MSG_STR(kind),
+                                             .ttl_ns = ttl_ns})
+        .lease;
+}
+
+static struct pool *
+pool_named(struct harness *h, const char *name)
+{
+    return pool_find_from(h->core, MSG_STR(name));
+}
+
+/* "a" to "h". */
+static void
+more_names(struct harness *h, uint64_t conn, uint64_t ttl_ns)
+{
+    char name[] = "a";
+
+    for (; name[0] <= 'h'; name[0]++)
+        named(h, conn, name, "device", ttl_ns);
+}
+
+static void
+some_ticks(struct harness *h, int n)
+{
+    for (; n > 0 && !core_is_whole(h->core); n--)
+        h_tick(h, 0);
+}
+
+/* However far it has come when that daemon dies as well. */
+CAID_TEST(return, after_two_deaths_with_names_that_are_lost)
+{
+    static struct harness h;
+    bool is_whole = false;
+
+    for (int n = 0; !is_whole; n++) {
+        h_init(&h, h_sharing);
+        uint64_t a = h_connect(&h, 1000, 1000);
+        named(&h, a, "lost", "legacy", 0);
+        more_names(&h, a, 0);
+        core_set_pieces(h.core, 1);
+        saved_begin_restart(&h);
+        some_ticks(&h, n);
+        is_whole = core_is_whole(h.core);
+        saved_restart(&h);
+        cr_assert(lost_find(pool_named(&h, "uid:1000"), MSG_STR("lost")), "after %d ticks", n);
+        h_deinit(&h);
+    }
+}
+
+static void
+put_in_set(struct harness *h, uint64_t conn, struct msg_publish_params p,
+           const uint64_t *leases, uint32_t n)
+{
+    const struct msg_str keys[] = {MSG_STR("a"), MSG_STR("b")};
+
+    p.lease = h_create_now(h, conn, NULL, NULL, 0)->lease;
+    h_request(h, conn, MSG_STAGE, &(struct msg_stage_params){p.lease, {keys, n}, {leases, n}});
+    cr_assert_eq(h_request(h, conn, MSG_PUBLISH, &p)->error, 0);
+}
+
+/* One that is lost with one of its arrays: the other one is in the next set, too. */
+CORE_TEST(return, with_a_set_that_is_lost, h_sharing)
+{
+    uint64_t a = h_connect(h, 1000, 1000);
+    const uint64_t leases[] =
+        {h_small(h, a, 100).lease,
+         h_made(h, a, 100, (struct msg_create_params){.memory = MSG_STR("legacy")}).lease};
+
+    put_in_set(h, a, (struct msg_publish_params){.name = MSG_STR("s/")}, leases, 2);
+    put_in_set(h, a, (struct msg_publish_params){.name = MSG_STR("t/")}, leases, 1);
+    h_disconnect(h, a);
+    core_set_pieces(h->core, 1);
+    saved_restart(h);
+    cr_assert(lost_find(pool_named(h, "uid:1000"), MSG_STR("s/")));
+    cr_assert_eq(h_open(h, h_connect(h, 1000, 1000), "t/a", NULL, "r")->error, 0);
+}
+
+/* Its time was its name's. */
+CORE_TEST(return, with_a_set_that_is_lost_and_had_its_time, h_sharing)
+{
+    uint64_t a = come(h, 1000);
+    const uint64_t leases[] = {
+        h_made(h, a, 100, (struct msg_create_params){.memory = MSG_STR("legacy")}).lease};
+
+    put_in_set(h, a, (struct msg_publish_params){.name = MSG_STR("s/"), .ttl_ns = NSEC_PER_SEC},
+               leases, 1);
+    saved_restart(h);
+    h_tick(h, 2 * NSEC_PER_SEC);
+    cr_assert(lost_find(pool_named(h, "uid:1000"), MSG_STR("s/")));
+    h_unlink(h, h_connect(h, 1000, 1000), "s/", NULL);
+}
+
+/* Names run out, and their blocks go back to the driver, while others of the pool come back. */
+CORE_TEST(return, when_names_have_run_out, NULL)
+{
+    uint64_t a = h_connect(h, 1000, 1000);
+
+    more_names(h, a, NSEC_PER_SEC);
+    h_disconnect(h, a);
+    core_set_pieces(h->core, 1);
+    h->now_ns += 2 * NSEC_PER_SEC;
+    saved_begin_restart(h);
+    while (!core_is_whole(h->core)) {
+        h_tick(h, NSEC_PER_SEC / 4);
+        h_finish_all(h);
+    }
+    cr_assert_eq(h_counts(h).blocks, 0);
+}
+
+/* The fence is in a page of who has nothing else in that pool. */
+CORE_TEST(return, to_give_up_a_page_that_others_need, h_sharing)
+{
+    uint64_t a = h_connect(h, 1, 1), b = come(h, 1001), page = h_page_new(h, b);
+    uint64_t block = h_create_now(h, a, "x", "open", 100)->block, lease;
+
+    more_names(h, a, 0);
+    lease = h_open(h, b, "x", "open", "rw")->lease;
+    h_end_at(h, b, h_begun(h, b, lease, true), page, 0);
+    h_close(h, b, lease);
+    h_forget(h, b, block);
+    h_land(h, page, 0, 1);
+    core_set_pieces(h->core, 1);
+    saved_begin_restart(h);
+    resume(h, back(h, b, 1001), (struct msg_resume_params){.done = true});
+    cr_assert_not(pool_named(h, "open")->unit);
+    cr_assert_not(pool_find_array(pool_named(h, "open"), MSG_STR("x"))->abandoned);
+}
+
+CORE_TEST(return, amid_writing_what_has_no_bytes, h_sharing)
+{
+    uint64_t a = h_connect(h, 1, 1), b = come(h, 1001);
+
+    more_names(h, a, 0);
+    h_create_now(h, a, "x", "open", 0);
+    const struct h_reply *reply = h_open(h, b, "x", "open", "rw");
+    const uint64_t pair[] = {reply->lease, reply->arrays[0].number};
+    h_begun(h, b, pair[0], true);
+    core_set_pieces(h->core, 1);
+    saved_begin_restart(h);
+    resume(h, back(h, b, 1001), (struct msg_resume_params){.write = {pair, 2}});
+    cr_assert_not(pool_find_array(pool_named(h, "open"), MSG_STR("x"))->abandoned);
+}
+
+/* Whom a pool concerns is kept once for each, in whatever order they have come. */
+CORE_TEST(return, one_after_the_other, h_sharing)
+{
+    uint64_t conns[] = {h_connect(h, 1, 1), h_connect(h, 1001, 1001)};
+
+    for (size_t i = 0; i < 100; i++)
+        h_create_now(h, conns[i % 2], NULL, "open", 100);
+    saved_begin_restart(h);
+    cr_assert_eq(h->core->units->n_concerns, 2);
+    cr_assert_lt(h->core->units->n_room, 100);
 }
