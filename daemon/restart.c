@@ -139,13 +139,14 @@ close_replaced(void *userdata)
 {
     struct restart *r = userdata;
 
+    restore_deinit(&r->restore);
     file_close(&r->replaced);
     r->is_closed = true;
     return NULL;
 }
 
-/* To free its pages takes as long as many turns of the loop. On a thread of its own, since those of
- * the pool may be with the driver. */
+/* To free its pages, and what was read of it, takes as long as many turns of the loop. On a thread
+ * of its own, since those of the pool may be with the driver. */
 static void
 replace(struct restart *r, struct journal_file *file)
 {
@@ -154,7 +155,7 @@ replace(struct restart *r, struct journal_file *file)
     r->is_closed = false;
     r->closes = pthread_create(&r->closer, NULL, close_replaced, r) == 0;
     if (!r->closes)
-        file_close(&r->replaced);
+        close_replaced(r);
 }
 
 static void
@@ -244,18 +245,12 @@ restart_open(struct restart *r)
     return rc;
 }
 
-static void
-close_old(struct restart *r)
-{
-    restore_deinit(&r->restore);
-    file_close(&r->old);
-}
-
 void
 restart_close(struct restart *r)
 {
-    close_old(r);
     end_closing(r);
+    restore_deinit(&r->restore);
+    file_close(&r->old);
     for (int i = 0; i < 2; i++)
         file_close(&r->files[i]);
 }
@@ -399,7 +394,7 @@ end_restore(struct restart *r)
         log_notice("%zu arrays of a former daemon's are back, %" PRIu64 " are lost",
                    r->restore.n_arrays - (size_t)r->n_lost, r->n_lost);
     r->restores = false;
-    close_old(r);
+    replace(r, &r->old);
     kept_forget(r->kept);
 }
 
@@ -425,7 +420,7 @@ restart_take(struct restart *r, struct core *core, struct worker *worker, struct
     }
     r->is_on = true;
     if (!r->restores)
-        end_restore(r);
+        kept_forget(r->kept);
     return 0;
 }
 
@@ -481,12 +476,12 @@ restart_look(struct restart *r, struct core *core)
 {
     int rc = core_restore_error(core);
 
-    if (!r->is_on)
-        return 0;
     if (rc < 0)
         log_error("cannot take over from a former daemon: %s", strerror(-rc));
     if (r->restores && core_is_whole(core))
         end_restore(r);
+    if (!r->is_on)
+        return rc;
     if (r->is_closed)
         end_closing(r);
     if (r->files[0].journal.full || r->files[1].journal.full)

@@ -309,7 +309,7 @@ static void
 on_overdue(uv_idle_t *idle)
 {
     struct server *s = idle->data;
-    uint64_t until_ns = s->conns.admits_all ? 0 : clock_now_ns() + s->conns.heard_ns;
+    uint64_t until_ns = clock_now_ns() + min_u64(s->conns.heard_ns, NSEC_PER_MSEC);
 
     uv_idle_stop(idle);
     do
