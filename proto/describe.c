@@ -30,6 +30,8 @@ struct field {
      NULL,  NULL},
 #define NESTED(r, of, name, ...) \
     {"[`" #of "`]", #name, "RECORDS", TEXT(, ##__VA_ARGS__, NULL, ), false, #of, NULL},
+#define WIRE(r, of, name, text)    {"[`" #of "`]", #name, "WIRE", text, false, #of, NULL},
+#define LOCAL(r, unit, name, text) {NULL, #name, #unit, text, false, NULL, NULL},
 #define ONE(r, of, name, alone, text) \
     {"[`" #of "`]", #name, "RECORD", text, false, #of, #alone},
 #define END_RECORD(r) \
@@ -42,16 +44,15 @@ struct field {
 
 static const struct record {
     const char *name, *text; /* text: of answers.def */
+    bool is_result;
     const struct field *fields;
 } records[] = {
 
-#define ANSWER(r, text) {#r, text, r##_fields},
-#define RECORD(r)       {#r, NULL, r##_fields},
+#define ANSWER(r, text) {#r, text, false, r##_fields},
+#define RESULT(r, text) {#r, text, true, r##_fields},
+#define RECORD(r)       {#r, NULL, false, r##_fields},
 #include "messages.def"
 };
-
-#define FOR_EACH(item, list) \
-    for (item = list; item < (list) + sizeof(list) / sizeof(*(list)); item++)
 
 /* ---- docs/PROTOCOL.md ---- */
 
@@ -77,9 +78,10 @@ print_protocol(const struct record *record)
     printf("**`%s`**\n\n| field | type | presence | meaning |\n| --- | --- | --- | --- |\n",
            record->name);
     for (const struct field *f = record->fields; f->name; f++)
-        printf("| `%s` | %s | %s | %c%s. |\n", f->name, wire_type(f->type),
-               f->required ? "required" : "optional", toupper((unsigned char)f->text[0]),
-               f->text + 1);
+        if (f->type)
+            printf("| `%s` | %s | %s | %c%s. |\n", f->name, wire_type(f->type),
+                   f->required ? "required" : "optional", toupper((unsigned char)f->text[0]),
+                   f->text + 1);
     putchar('\n');
 }
 
@@ -104,19 +106,28 @@ static const struct unit {
     {"JSON", "const char *", NULL, "Any"},
     {"DEVICE", "int32_t ", NULL, "int"},
     {"DIMS", "const int64_t *", "n_%", "Tuple[int, ...]"},
-    {"RECORD", "const struct caid_% *", NULL, "%"},
+    {"CHARS(", "char ", NULL, "str"},
     {"RECORDS", "const struct caid_% *const *", "n_%", "List[%]"},
+    {"RECORD", "const struct caid_% *", NULL, "%"},
+    {0},
 };
 
 static const struct unit *
 unit_of(const struct field *f)
 {
-    const struct unit *unit;
-
-    FOR_EACH(unit, units)
-    if (strcmp(unit->name, f->unit) == 0)
-        return unit;
+    for (const struct unit *unit = units; unit->name; unit++)
+        if (strncmp(unit->name, f->unit, strlen(unit->name)) == 0)
+            return unit;
     abort(); /* ends the build */
+}
+
+/* Those that programs have: what is of the message alone comes last. */
+static const struct field *
+shown(const struct field *f)
+{
+    static const struct field none;
+
+    return f->name && strcmp(f->unit, "WIRE") == 0 ? &none : f;
 }
 
 static const char *
@@ -170,7 +181,11 @@ c_member(char code[WIDTH], const struct field *f)
     char type[WIDTH / 2];
 
     put_name(type, sizeof(type), unit_of(f)->c, f->of);
-    snprintf(code, WIDTH, "%s%s;", type, name_of(f));
+    int bytes = 0;
+    if (sscanf(f->unit, "CHARS(%d)", &bytes) == 1)
+        snprintf(code, WIDTH, "%s%s[%d];", type, name_of(f), bytes);
+    else
+        snprintf(code, WIDTH, "%s%s;", type, name_of(f));
 }
 
 static void
@@ -192,14 +207,16 @@ print_header(const struct record *record)
 
     if (!record->text)
         return;
-    for (const struct field *f = record->fields; f->name; f++) {
+    for (const struct field *f = shown(record->fields); f->name; f = shown(f + 1)) {
         c_member(code, f);
         width = (int)strlen(code) > width ? (int)strlen(code) : width;
     }
     printf("\n/* ");
     print_text(record->text, "NULL");
     printf(" */\nstruct caid_%s {\n", record->name);
-    for (const struct field *f = record->fields; f->name; f++) {
+    if (record->is_result)
+        printf("    size_t struct_size;\n");
+    for (const struct field *f = shown(record->fields); f->name; f = shown(f + 1)) {
         c_member(code, f);
         print_line(code, width + 1, f->text, "NULL", "/*", " */");
         print_count(f);
@@ -231,7 +248,7 @@ print_python(const struct record *record)
     printf("\n\nclass %s(NamedTuple):\n    \"\"\"", class_name(record->name));
     print_text(record->text, "None");
     printf("\"\"\"\n\n");
-    for (const struct field *f = record->fields; f->name; f++) {
+    for (const struct field *f = shown(record->fields); f->name; f = shown(f + 1)) {
         char type[WIDTH / 2], code[WIDTH];
         bool optional = !f->required && strstr("TEXT DIMS", f->unit);
         put_name(type, sizeof(type), unit_of(f)->python, f->of ? class_name(f->of) : NULL);
@@ -253,10 +270,8 @@ print_python_names(const struct record *record)
 static void
 print_all(void (*print)(const struct record *record))
 {
-    const struct record *record;
-
-    FOR_EACH(record, records)
-    print(record);
+    for (size_t i = 0; i < sizeof(records) / sizeof(*records); i++)
+        print(&records[i]);
 }
 
 int
@@ -272,7 +287,7 @@ main(int argc, char **argv)
             "#ifndef CAID_RECORDS_H\n#define CAID_RECORDS_H\n\n"
             "/**\n * What the daemon tells of itself, as caid.h's lists give it. A later library may\n"
             " * have more fields at a struct's end.\n */\n\n"
-            "#include <stdbool.h>\n#include <stdint.h>");
+            "#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>");
         print_all(print_header);
         puts("\n#endif");
     } else if (strcmp(what, "python") == 0) {

@@ -6,6 +6,7 @@
 #include <errno.h>
 
 #include "block.h"
+#include "session/answer.h"
 #include "session/client.h"
 
 /* ---- tickets ---- */
@@ -45,27 +46,6 @@ caid_withdraw(struct caid_client *client, const struct caid_withdraw_options *op
 
 /* ---- memory ---- */
 
-static void
-memory_fill(struct caid_memory_info *info, const struct msg_memory *m)
-{
-    info->free = m->free;
-    info->total = m->total;
-    info->used = m->used;
-    info->blocks = m->blocks;
-    info->arrays = m->arrays;
-    info->allocated = m->allocated;
-    info->reserve = m->reserve;
-    info->available = m->available;
-    info->pending = m->pending;
-    info->pending_bytes = m->pending_bytes;
-    info->pinned = m->pinned;
-    info->flushes = m->flushes;
-    info->releases = m->releases;
-    info->quarantined = m->quarantined;
-    info->quarantined_bytes = m->quarantined_bytes;
-    info->context = m->context;
-}
-
 int
 caid_memory_info(struct caid_client *client, int32_t device, struct caid_memory_info *ret,
                  struct caid_error *error)
@@ -86,7 +66,8 @@ caid_memory_info(struct caid_client *client, int32_t device, struct caid_memory_
         return r;
     if (result.n_devices != 1 || !msg_str_eq(result.devices[0].uuid, uuid))
         return client_violated(client, "memory_info", error);
-    memory_fill(&info, &result.devices[0]);
+    if (answer_fill(&answer_memory_info, client, &reply, &result.devices[0], &info) < 0)
+        return client_violated(client, "memory_info", error);
     return result_write(ret, &info, sizeof(info), error);
 }
 

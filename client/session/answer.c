@@ -6,11 +6,17 @@
 #include "client.h"
 #include "text.h"
 
+#define UNIT_CHARS(n)   UNIT_TEXT_IN, .size = (n)
 #define ANSWER(r, text) static const struct answer_field r##_fields[] = {
 #define FIELD(r, type, field, presence, unit_, text) \
     {.unit = UNIT_##unit_,                           \
      .from = offsetof(struct msg_##r, field),        \
      .at = offsetof(struct caid_##r, field),         \
+     .name = #field},
+#define LOCAL(r, unit_, field, text)         \
+    {.unit = UNIT_##unit_,                   \
+     .from = NOT_OF_WIRE,                    \
+     .at = offsetof(struct caid_##r, field), \
      .name = #field},
 #define NESTED(r, of_, field, text)           \
     {.unit = UNIT_RECORDS,                    \
@@ -119,6 +125,7 @@ make_field(const struct maker *maker, const struct answer_field *f, const void *
     case UNIT_TEXT:
     case UNIT_JSON:
     case UNIT_NAME: return make_text(maker, *(const struct msg_str *)from, ret);
+    case UNIT_TEXT_IN: text_copy(ret, f->size, *(const struct msg_str *)from); return 0;
     case UNIT_UID:
     case UNIT_GID:
     case UNIT_MODE: return make_u32(*(const uint64_t *)from, ret);
@@ -139,7 +146,8 @@ make(const struct maker *maker, const struct answer *answer, const void *from, v
     int r = 0;
 
     for (const struct answer_field *f = answer->fields; r == 0 && f->unit != UNIT_END; f++)
-        r = make_field(maker, f, (const char *)from + f->from, (char *)ret + f->at);
+        if (f->from != NOT_OF_WIRE)
+            r = make_field(maker, f, (const char *)from + f->from, (char *)ret + f->at);
     return r;
 }
 

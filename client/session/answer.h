@@ -22,6 +22,7 @@ enum unit {
     UNIT_UID,  /* uint32_t */
     UNIT_GID,
     UNIT_MODE,
+    UNIT_TEXT_IN, /* an array of char, "" where it is absent: CHARS(its size) */
     UNIT_FLAG,    /* bool */
     UNIT_DIMS,    /* const int64_t *, then a uint32_t, how many */
     UNIT_RECORD,  /* const struct caid_<of> * */
@@ -35,9 +36,12 @@ enum unit {
     N_UNITS,
 };
 
+#define NOT_OF_WIRE UINT16_MAX
+
 struct answer_field {
     enum unit unit;
-    uint16_t from, at; /* in struct msg_<r>, and in struct caid_<r> */
+    uint16_t size;     /* of an array of char */
+    uint16_t from, at; /* in struct msg_<r>, or NOT_OF_WIRE, and in struct caid_<r> */
     const char *name;
     const struct answer *of;
 };

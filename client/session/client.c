@@ -324,62 +324,6 @@ caid_client_devices(const struct caid_client *client, const struct caid_device *
     return (int)client->n_devices;
 }
 
-static void
-status_fill(struct caid_status *s, const struct caid_client *client,
-            const struct msg_status_result *m)
-{
-    text_copy(s->server, sizeof(s->server), m->server);
-    text_copy(s->driver, sizeof(s->driver), m->driver);
-    text_copy(s->driver_path, sizeof(s->driver_path), m->driver_path);
-    memcpy(s->socket, client->socket, sizeof(s->socket));
-    memcpy(s->pool, client->pool, sizeof(s->pool));
-    memcpy(s->machine_id, client->machine_id, sizeof(s->machine_id));
-    memcpy(s->daemon_id, client->daemon_id, sizeof(s->daemon_id));
-    s->set_max = client->set_max;
-    s->driver_version = m->driver_version;
-    s->pid = m->pid;
-    s->uptime_ns = m->uptime_ns;
-    s->connections = m->connections;
-    s->pools = m->pools;
-    s->blocks = m->blocks;
-    s->arrays = m->arrays;
-    s->names = m->names;
-    s->leases = m->leases;
-    s->jobs = m->jobs;
-    s->release_errors = m->release_errors;
-    s->watches = m->watches;
-    s->pending = m->pending;
-    s->contexts = m->contexts;
-    s->brackets = m->brackets;
-    s->pages = m->pages;
-    s->timelines = m->timelines;
-    s->turn_cpu_ns = m->turn_cpu_ns;
-    s->turn_wall_ns = m->turn_wall_ns;
-    s->keeper = m->keeper;
-    s->kept = m->kept;
-    s->restarts = m->restarts;
-    s->journal_bytes = m->journal_bytes;
-    s->draining = m->draining;
-    s->opens = m->opens;
-    s->begun = m->begun;
-}
-
-int
-caid_client_status(struct caid_client *client, struct caid_status *ret,
-                   struct caid_error *error)
-{
-    _cleanup_reply_ struct reply reply = {0};
-    struct msg_none params = {};
-    struct msg_status_result result;
-    struct caid_status status = {0};
-
-    int r = reply_get(&reply, client, MSG_STATUS, &params, &result, error);
-    if (r < 0)
-        return r;
-    status_fill(&status, client, &result);
-    return result_write(ret, &status, sizeof(status), error);
-}
-
 const char *
 caid_code_name(int32_t code)
 {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client.h"
+#include "options.h"
 #include "pager.h"
 
 /* A query under way. */
@@ -353,4 +354,28 @@ query_set(struct caid_client *client, uint64_t lease,
                       .userdata = PROGRAM(fn, userdata)};
 
     return run_all(&run, client, error);
+}
+
+/* ---- the daemon ---- */
+
+int
+caid_client_status(struct caid_client *client, struct caid_status *ret,
+                   struct caid_error *error)
+{
+    _cleanup_reply_ struct reply reply = {0};
+    struct msg_none params = {};
+    struct msg_status result;
+    struct caid_status status = {0};
+
+    int r = reply_get(&reply, client, MSG_STATUS, &params, &result, error);
+    if (r < 0)
+        return r;
+    if (answer_fill(&answer_status, client, &reply, &result, &status) < 0)
+        return client_violated(client, "status", error);
+    memcpy(status.socket, client->socket, sizeof(status.socket));
+    memcpy(status.pool, client->pool, sizeof(status.pool));
+    memcpy(status.machine_id, client->machine_id, sizeof(status.machine_id));
+    memcpy(status.daemon_id, client->daemon_id, sizeof(status.daemon_id));
+    status.set_max = client->set_max;
+    return result_write(ret, &status, sizeof(status), error);
 }

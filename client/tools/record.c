@@ -98,7 +98,7 @@ record_columns(const struct field *fields, unsigned form, struct table *ret)
 static const char *
 text_of(unsigned unit, const void *at)
 {
-    const char *text = unit == UNIT_CHARS ? at : *(const char *const *)at;
+    const char *text = unit == UNIT_TEXT_IN ? at : *(const char *const *)at;
 
     return text && (text[0] || unit == UNIT_TEXT || unit == UNIT_JSON) ? text : NULL;
 }
@@ -124,7 +124,7 @@ add_cell(const struct ctl *ctl, unsigned unit, const void *at, struct table *tab
     case UNIT_JSON:
     case UNIT_NAME:
     case UNIT_CELL:
-    case UNIT_CHARS:
+    case UNIT_TEXT_IN:
         text = text_of(unit, at);
         table_add(table, "%s", text ? text : "-");
         return;
@@ -200,7 +200,7 @@ add_member(struct json *out, const struct field *field, const void *at)
     case UNIT_TEXT:
     case UNIT_JSON:
     case UNIT_NAME:
-    case UNIT_CHARS: json_str(out, field->key, text_of(field->unit, at)); break;
+    case UNIT_TEXT_IN: json_str(out, field->key, text_of(field->unit, at)); break;
     case UNIT_UID:
     case UNIT_GID:
     case UNIT_MODE: json_u64(out, field->key, *(const uint32_t *)at); break;

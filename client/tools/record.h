@@ -14,9 +14,8 @@
 
 /* What no answer has. */
 enum own_unit {
-    UNIT_CHARS = N_UNITS, /* an array of char; "" is as NULL */
-    UNIT_CELL,            /* const char *, in tables alone */
-    UNIT_RATIO,           /* double, in tables in per cent */
+    UNIT_CELL = N_UNITS, /* const char *, in tables alone */
+    UNIT_RATIO,          /* double, in tables in per cent */
 };
 
 struct field {

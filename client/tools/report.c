@@ -48,47 +48,33 @@ report_query(struct ctl *ctl, const char *query, const char *headings, struct ta
 /* ---- devices ---- */
 
 struct device_row {
-    int32_t index;
-    const char *uuid, *name;
     struct caid_memory_info m;
+    int32_t index;
 };
 
-static const struct field device_fields[] = {
-    FIELD(DEVICE, device_row, index, "index", "DEVICE"),
-    FIELD(TEXT, device_row, name, "name", "NAME"),
-    FIELD(BYTES, device_row, m.total, "total", "TOTAL"),
-    FIELD(BYTES, device_row, m.free, "free", "FREE"),
-    FIELD(BYTES, device_row, m.used, "used", "CAID"),
-    FIELD(BYTES, device_row, m.allocated, "allocated", "ALLOCATED"),
-    FIELD(COUNT, device_row, m.pending, "pending", NULL),
-    FIELD(BYTES, device_row, m.pending_bytes, "pending_bytes", "PENDING"),
-    FIELD(BYTES, device_row, m.reserve, "reserve", "RESERVE"),
-    FIELD(BYTES, device_row, m.available, "available", NULL),
-    FIELD(BYTES, device_row, m.pinned, "pinned", "PINNED"),
-    FIELD(COUNT, device_row, m.quarantined, "quarantined", NULL),
-    FIELD(BYTES, device_row, m.quarantined_bytes, "quarantined_bytes", "QUARANTINED"),
-    FIELD(FLAG, device_row, m.context, "context", "CONTEXT"),
-    FIELD(COUNT, device_row, m.blocks, "blocks", "BLOCKS"),
-    FIELD(COUNT, device_row, m.arrays, "arrays", "ARRAYS"),
-    FIELD(COUNT, device_row, m.flushes, "flushes", NULL),
-    FIELD(COUNT, device_row, m.releases, "releases", NULL),
-    FIELD(TEXT, device_row, uuid, "uuid", "UUID"),
+static const struct field device_more[] = {
+    FIELD(DEVICE, device_row, index, "index"),
     {0},
 };
 
 int
 report_devices(struct ctl *ctl, const char *key, int32_t device, struct table *ret)
 {
+    const struct fields fields = record_fields(
+        &answer_memory_info, device_more,
+        "available= pending= quarantined= flushes= releases= index=DEVICE name total free used=CAID "
+        "allocated pending_bytes=PENDING reserve pinned quarantined_bytes=QUARANTINED context blocks "
+        "arrays uuid *");
     const struct caid_device *devices;
     int32_t n = caid_client_devices(ctl->client, &devices);
     int32_t first = device < 0 ? 0 : device, end = device < 0 ? n : device + 1;
-    struct listing listing = {ctl, device_fields, 0, ret};
+    struct listing listing = {ctl, fields.v, 0, ret};
 
     listing_begin(&listing, key);
     for (int32_t i = first; i < end; i++) {
-        struct device_row row = {i, devices[i].uuid, devices[i].name, CAID_INIT(row.m)};
+        struct device_row row = {.m = CAID_INIT(row.m), .index = i};
         if (caid_memory_info(ctl->client, i, &row.m, &ctl->error) < 0)
-            return ctl_failed(ctl, row.uuid);
+            return ctl_failed(ctl, devices[i].uuid);
         listing_add(&row, &listing);
     }
     return listing_end(&listing, 0, key);

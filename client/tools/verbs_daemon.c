@@ -10,56 +10,18 @@
 
 /* ---- status ---- */
 
-static const struct field status_fields[] = {
-    FIELD(CHARS, caid_status, server, "server"),
-    FIELD(COUNT, caid_status, pid, "pid"),
-    FIELD(COUNT, caid_status, uptime_ns, "uptime_ns"),
-    FIELD(CHARS, caid_status, socket, "socket"),
-    FIELD(CHARS, caid_status, driver, "driver"),
-    FIELD(CHARS, caid_status, driver_path, "driver_path"),
-    FIELD(COUNT, caid_status, driver_version, "driver_version"),
-    FIELD(CHARS, caid_status, pool, "pool"),
-    FIELD(COUNT, caid_status, connections, "connections"),
-    FIELD(COUNT, caid_status, pools, "pools"),
-    FIELD(COUNT, caid_status, blocks, "blocks"),
-    FIELD(COUNT, caid_status, arrays, "arrays"),
-    FIELD(COUNT, caid_status, names, "names"),
-    FIELD(COUNT, caid_status, leases, "leases"),
-    FIELD(COUNT, caid_status, jobs, "jobs"),
-    FIELD(COUNT, caid_status, release_errors, "release_errors"),
-    FIELD(COUNT, caid_status, watches, "watches"),
-    FIELD(COUNT, caid_status, pending, "pending"),
-    FIELD(COUNT, caid_status, contexts, "contexts"),
-    FIELD(COUNT, caid_status, brackets, "brackets"),
-    FIELD(COUNT, caid_status, pages, "pages"),
-    FIELD(COUNT, caid_status, timelines, "timelines"),
-    FIELD(COUNT, caid_status, turn_cpu_ns, "turn_cpu_ns"),
-    FIELD(COUNT, caid_status, turn_wall_ns, "turn_wall_ns"),
-    FIELD(FLAG, caid_status, keeper, "keeper"),
-    FIELD(COUNT, caid_status, kept, "kept"),
-    FIELD(COUNT, caid_status, restarts, "restarts"),
-    FIELD(COUNT, caid_status, journal_bytes, "journal_bytes"),
-    FIELD(FLAG, caid_status, draining, "draining"),
-    FIELD(CHARS, caid_status, machine_id, "machine_id"),
-    FIELD(CHARS, caid_status, daemon_id, "daemon_id"),
-    FIELD(COUNT, caid_status, opens, "opens"),
-    FIELD(COUNT, caid_status, begun, "begun"),
-    FIELD(COUNT, caid_status, set_max, "set_max"),
-    {0},
-};
-
 static const struct field status_device_fields[] = {
-    FIELD(CHARS, caid_device, uuid, "uuid"),
-    FIELD(CHARS, caid_device, name, "name"),
+    FIELD(TEXT_IN, caid_device, uuid, "uuid"),
+    FIELD(TEXT_IN, caid_device, name, "name"),
     FIELD(COUNT, caid_device, total, "total"),
     FIELD(COUNT, caid_device, granularity, "granularity"),
-    FIELD(CHARS, caid_device, kinds, "kinds"),
-    FIELD(CHARS, caid_device, handoff, "handoff"),
+    FIELD(TEXT_IN, caid_device, kinds, "kinds"),
+    FIELD(TEXT_IN, caid_device, handoff, "handoff"),
     FIELD(FLAG, caid_device, memops, "memops"),
     FIELD(FLAG, caid_device, readonly_host, "readonly_host"),
     FIELD(FLAG, caid_device, mps, "mps"),
-    FIELD(CHARS, caid_device, persistence, "persistence"),
-    FIELD(CHARS, caid_device, compute_mode, "compute_mode"),
+    FIELD(TEXT_IN, caid_device, persistence, "persistence"),
+    FIELD(TEXT_IN, caid_device, compute_mode, "compute_mode"),
     {0},
 };
 
@@ -71,7 +33,7 @@ status_json(struct ctl *ctl, const struct caid_status *s)
     struct json *out = &ctl->out;
 
     json_object(out, NULL);
-    record_members(out, status_fields, s);
+    record_answer(out, &answer_status, s);
     json_list(out, "devices");
     for (int i = 0; i < n; i++) {
         json_object(out, NULL);

@@ -141,7 +141,7 @@ HANDLER(on_ping)
 
 /* What the devices have between them. */
 static void
-status_add_devices(const struct core *core, struct msg_status_result *result)
+status_add_devices(const struct core *core, struct msg_status *result)
 {
     for (size_t i = 0; i < core->config.n_devices; i++) {
         result->pending += core->devices[i].queue.n;
@@ -158,7 +158,7 @@ HANDLER(on_status)
         return -ENOMEM;
     if (core->figures)
         core->figures(core->figures_userdata, &figures);
-    struct msg_status_result result = {
+    struct msg_status result = {
         .server = MSG_STR(core->config.server),
         .pid = (uint64_t)core->config.pid,
         .uptime_ns = core->now_ns - core->started_ns,

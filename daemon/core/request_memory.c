@@ -42,13 +42,13 @@ available(const struct core *core, struct pool *pool, uint32_t device)
     return zone->space.bytes_free + zone->pending + zone->spare;
 }
 
-static struct msg_memory
+static struct msg_memory_info
 memory_record(const struct core *core, struct pool *pool, uint32_t device,
               const struct core_memory_result *result)
 {
     const struct device *d = &core->devices[device];
 
-    return (struct msg_memory){
+    return (struct msg_memory_info){
         .uuid = MSG_STR(d->info.uuid),
         .name = MSG_STR(d->info.name),
         .total = result->total,
@@ -76,7 +76,7 @@ reply_memory(struct core *core, struct conn *conn, const struct job *job,
 {
     uint32_t device = job->entry.action.device;
     uint32_t first = device < core->config.n_devices ? device : 0;
-    _cleanup_free_ struct msg_memory *devices = calloc(n + 1, sizeof(*devices));
+    _cleanup_free_ struct msg_memory_info *devices = calloc(n + 1, sizeof(*devices));
     struct refusal r;
 
     if (!devices) {

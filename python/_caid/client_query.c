@@ -9,8 +9,6 @@
 
 /* ---- records ---- */
 
-static PyObject *answer_tuple(const struct answer *answer, const void *record);
-
 static PyObject *
 answer_records(const struct answer *of, const void *at)
 {
@@ -19,7 +17,7 @@ answer_records(const struct answer *of, const void *at)
     _cleanup_py_ PyObject *list = PyList_New((Py_ssize_t)n);
 
     for (uint32_t i = 0; list && i < n; i++) {
-        PyObject *record = answer_tuple(of, records[i]);
+        PyObject *record = py_answer(of, records[i]);
         if (!record)
             return NULL;
         PyList_SET_ITEM(list, (Py_ssize_t)i, record);
@@ -45,21 +43,21 @@ answer_value(const struct answer_field *f, const void *at)
     case UNIT_TEXT:
     case UNIT_JSON:
     case UNIT_NAME: return py_text_or_none(*(const char *const *)at);
+    case UNIT_TEXT_IN: return py_text_or_none(at);
     case UNIT_UID:
     case UNIT_GID:
     case UNIT_MODE: return PyLong_FromUnsignedLong(*(const uint32_t *)at);
     case UNIT_FLAG: return PyBool_FromLong(*(const bool *)at);
     case UNIT_DEVICE: return PyLong_FromLong(*(const int32_t *)at);
     case UNIT_DIMS: return answer_dims(at);
-    case UNIT_RECORD: return answer_tuple(f->of, *(const void *const *)at);
+    case UNIT_RECORD: return py_answer(f->of, *(const void *const *)at);
     case UNIT_RECORDS: return answer_records(f->of, at);
     default: return PyLong_FromUnsignedLongLong(*(const uint64_t *)at);
     }
 }
 
-/* A tuple of all fields, in their order, which is that of the class in caid/_answers.py. */
-static PyObject *
-answer_tuple(const struct answer *answer, const void *record)
+PyObject *
+py_answer(const struct answer *answer, const void *record)
 {
     _cleanup_py_ PyObject *tuple = NULL;
     Py_ssize_t n = 0;
@@ -95,7 +93,7 @@ collect(const void *record, void *collector)
     int r;
 
     PyEval_RestoreThread(py_waiting);
-    item = answer_tuple(c->answer, record);
+    item = py_answer(c->answer, record);
     r = item ? PyList_Append(c->list, item) : -1;
     Py_XDECREF(item);
     py_waiting = PyEval_SaveThread();

@@ -4,18 +4,9 @@
  */
 #include "module.h"
 
+#include "session/answer.h"
+
 /* ---- memory ---- */
-
-#define F(field) PY_FIELD(struct caid_memory_info, field)
-
-static const struct py_field memory_fields[] = {
-    F(free),      F(total),   F(used),      F(blocks),      F(arrays),
-    F(allocated), F(reserve), F(available), F(pending),     F(pending_bytes),
-    F(pinned),    F(flushes), F(releases),  F(quarantined), F(quarantined_bytes),
-    F(context),   {0},
-};
-
-#undef F
 
 PyObject *
 py_client_memory_info(PyObject *op, PyObject *device)
@@ -27,7 +18,7 @@ py_client_memory_info(PyObject *op, PyObject *device)
     if (py_device_get(self->state, device, &index) < 0 ||
         PY_CLIENT_CALL(self, caid_memory_info(c, index, &info, &error)) < 0)
         return NULL;
-    return py_record(&info, memory_fields);
+    return py_answer(&answer_memory_info, &info);
 }
 
 #define F(field) PY_FIELD(struct caid_flushed, field)
@@ -76,46 +67,6 @@ py_client_defer_end(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* ---- the daemon ---- */
 
-#define F(field) PY_FIELD(struct caid_status, field)
-
-static const struct py_field status_fields[] = {
-    F(server),
-    F(driver),
-    F(driver_path),
-    F(socket),
-    F(pool),
-    F(driver_version),
-    F(pid),
-    F(uptime_ns),
-    F(connections),
-    F(pools),
-    F(blocks),
-    F(arrays),
-    F(names),
-    F(leases),
-    F(jobs),
-    F(release_errors),
-    F(watches),
-    F(pending),
-    F(contexts),
-    F(brackets),
-    F(pages),
-    F(timelines),
-    F(turn_cpu_ns),
-    F(turn_wall_ns),
-    F(keeper),
-    F(kept),
-    F(restarts),
-    F(journal_bytes),
-    F(draining),
-    F(machine_id),
-    F(daemon_id),
-    F(set_max),
-    {0},
-};
-
-#undef F
-
 PyObject *
 py_client_status(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -123,7 +74,7 @@ py_client_status(PyObject *op, PyObject *Py_UNUSED(unused))
 
     if (PY_CLIENT_CALL(py_client(op), caid_client_status(c, &status, &error)) < 0)
         return NULL;
-    return py_record(&status, status_fields);
+    return py_answer(&answer_status, &status);
 }
 
 /* "" is what is not known. */

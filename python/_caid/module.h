@@ -232,6 +232,11 @@ PyObject *py_ipc_handle_tuple(const struct caid_ipc_handle *handle);
 /* A tuple of the fields, in the order of the class in caid/_records.py, which names them. */
 PyObject *py_record(const void *record, const struct py_field *fields);
 
+/* A tuple of all fields of an answer, in their order, which is that of the class in
+ * caid/_answers.py. */
+struct answer;
+PyObject *py_answer(const struct answer *answer, const void *record);
+
 /* ---- Client (client.c) ---- */
 
 struct lease_object;

@@ -13,36 +13,13 @@ __all__ = [
     "Device",
     "Flushed",
     "IpcHandle",
-    "MemoryInfo",
     "PointerInfo",
-    "Status",
     *_answers.__all__,
 ]
 
 # What arrays, and arenas, can be made of.
 Memory = Literal["device", "legacy", "pinned", "mapped", "managed"]
 ArenaMemory = Literal["device", "legacy"]
-
-
-class MemoryInfo(NamedTuple):
-    """Memory of a device. What is no count is in bytes."""
-
-    free: int  #: as the driver reports it now
-    total: int  #: as the driver reports it now
-    used: int  #: of caid's blocks on this device
-    blocks: int  #: how many
-    arrays: int  #: how many
-    allocated: int  #: that arrays take of the blocks
-    reserve: int  #: of empty blocks, of all pools
-    available: int  #: that the caller's own pool has in its blocks, free or waiting to be freed
-    pending: int  #: entries of the deallocation queue
-    pending_bytes: int  #: of those
-    pinned: int  #: of page-locked host memory made for the device; in none of the others
-    flushes: int  #: of the queue, ever
-    releases: int  #: of blocks to the driver, ever
-    quarantined: int  #: blocks that the driver would not take back
-    quarantined_bytes: int  #: of those
-    context: bool  #: whether the daemon has a context there, for legacy handles
 
 
 class Flushed(NamedTuple):
@@ -132,40 +109,3 @@ class Device(NamedTuple):
     mps: bool  #: contexts of it are MPS clients', as the daemon sees it
     persistence: Optional[str]  #: "on" or "off"; None where it is not known
     compute_mode: Optional[str]  #: "default", "exclusive" or "prohibited"; None where not known
-
-
-class Status(NamedTuple):
-    """The daemon."""
-
-    server: str  #: "caid 0.1.0"
-    driver: str  #: "cuda" or "soft"
-    driver_path: str
-    socket: str  #: that the client is connected to
-    pool: str  #: the caller's own
-    driver_version: int  #: 13000 is CUDA 13.0
-    pid: int
-    uptime_ns: int
-    connections: int
-    pools: int
-    blocks: int
-    arrays: int
-    names: int
-    leases: int
-    jobs: int  #: driver calls under way
-    release_errors: int  #: blocks that the driver would not take back, ever
-    watches: int
-    pending: int  #: entries of the deallocation queues
-    contexts: int  #: that the daemon has, for legacy handles
-    brackets: int  #: that are open, or wait
-    pages: int  #: of timelines
-    timelines: int  #: that have a name
-    turn_cpu_ns: int  #: the longest turn of the daemon's loop, in time of its thread
-    turn_wall_ns: int  #: and by the wall clock, which goes on while others run
-    keeper: bool  #: the daemon has one: what has a name outlives it
-    kept: int  #: fds that its keeper has
-    restarts: int  #: daemons that have left the keeper their arrays before this one
-    journal_bytes: int  #: of the record of what outlives it
-    draining: bool  #: no array is made any more, since somebody has called ``caidctl drain``
-    machine_id: str  #: that the daemon runs on: 32 hexadecimal digits, see :class:`caid.Reference`
-    daemon_id: str  #: the same of the daemon, and of those that were before it
-    set_max: int  #: arrays that a set may have

@@ -188,7 +188,7 @@ print_row(const char *name, struct results *r)
 static void
 wait_for_end(const char *socket, unsigned int n_conns, struct results *ret)
 {
-    struct msg_status_result status;
+    struct msg_status status;
     const struct msg_users_params params = {.from = ATTACKER};
     struct msg_users_result result;
     const struct msg_user *user;

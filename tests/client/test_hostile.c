@@ -532,7 +532,8 @@ ask_ranges(struct caid_client *client)
     return caid_ranges(client, NULL, ignore_details, NULL, &error);
 }
 
-static const struct msg_memory other_device = {.uuid = {"GPU-other", 9}, .name = {"other", 5}};
+static const struct msg_memory_info other_device = {.uuid = {"GPU-other", 9},
+                                                    .name = {"other", 5}};
 static const struct msg_user again[] = {{.uid = 5}, {.uid = 5}}, root = {.uid = 0},
                              large = {.uid = UINT64_C(1) << 32};
 static const struct msg_ticket same[] = {{.number = 1}, {.number = 1}},

@@ -554,7 +554,7 @@ h_defer(struct harness *h, uint64_t conn, bool begin)
     return h_request(h, conn, MSG_DEFER, &(struct msg_defer_params){.begin = begin});
 }
 
-const struct msg_memory *
+const struct msg_memory_info *
 h_memory_info(struct harness *h, uint64_t conn)
 {
     h_request(h, conn, MSG_MEMORY_INFO, &(struct msg_memory_params){0});

@@ -90,11 +90,11 @@ struct h_reply {
     uint64_t parts[H_PARTS]; /* parts; resume: leases that are lost */
 
     union { /* numbers; their strings are gone */
-        struct msg_memory memory[H_DEVICES];
+        struct msg_memory_info memory[H_DEVICES];
         struct msg_pool pools[4];
         struct msg_user users[4];
         struct msg_timeline_entry timelines[8];
-        struct msg_status_result status;
+        struct msg_status status;
         struct msg_flush_result flush;
     };
 };
@@ -315,7 +315,7 @@ struct h_reply *h_show(struct harness *h, uint64_t conn, const char *name, const
 struct h_reply *h_flush(struct harness *h, uint64_t conn);
 struct h_reply *h_defer(struct harness *h, uint64_t conn, bool begin);
 /* Numbers of device 0, where the driver's answer is finished with it. */
-const struct msg_memory *h_memory_info(struct harness *h, uint64_t conn);
+const struct msg_memory_info *h_memory_info(struct harness *h, uint64_t conn);
 void h_close(struct harness *h, uint64_t conn, uint64_t lease);
 void h_forget(struct harness *h, uint64_t conn, uint64_t block);
 

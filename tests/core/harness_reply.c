@@ -87,7 +87,7 @@ union result {
     struct msg_list_result list;
     struct msg_hello_result hello;
     struct msg_resume_result resume;
-    struct msg_status_result status;
+    struct msg_status status;
     struct msg_details show;
     struct msg_pools_result pools;
     struct msg_memory_result memory;

@@ -150,7 +150,7 @@ CORE_TEST(memory, kinds, second_lacks)
     cr_assert_eq(mapped.block, pinned.block, "the same memory");
     cr_assert_str_eq(mapped.arrays[0].memory, "mapped");
     cr_assert_str_eq(pinned.arrays[0].memory, "");
-    const struct msg_memory *m = h_memory_info(h, a);
+    const struct msg_memory_info *m = h_memory_info(h, a);
     cr_assert_eq(m->pinned, H_BLOCK);
     cr_assert_eq(m->used, 2 * H_BLOCK);
 }
@@ -255,7 +255,7 @@ CORE_TEST(memory, figures_of_a_pool, h_sharing)
     cr_assert_eq(pool->pending, MIB / 2);
     cr_assert_eq(pool->holes, MIB / 2);
     cr_assert_eq(pool->largest, MIB / 2);
-    const struct msg_memory *m = h_memory_info(h, a);
+    const struct msg_memory_info *m = h_memory_info(h, a);
     cr_assert_eq(m->allocated, MIB);
     cr_assert_eq(m->available, MIB);
     cr_assert_eq(m->pending, 1);

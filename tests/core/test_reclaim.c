@@ -232,7 +232,7 @@ CORE_TEST(reclaim, failing_release_writes_its_block_off, h_sharing)
     h_finish(h, 0, -EIO);
     cr_assert_eq(h->replies[a].error, PROTO_ERR_DRIVER);
     cr_assert_eq(h->n_jobs, 0, "what was to follow waits on");
-    const struct msg_memory *m = h_memory_info(h, a);
+    const struct msg_memory_info *m = h_memory_info(h, a);
     cr_assert_eq(m->quarantined, 1);
     cr_assert_eq(m->quarantined_bytes, size);
     cr_assert_eq(m->used, 6 * MIB - size);

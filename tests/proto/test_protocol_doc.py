@@ -36,10 +36,10 @@ def read_messages():
     """({record: [(field, type, presence)]}, {method: (kind, params, result)})"""
     text = "".join((ROOT / "proto" / name).read_text("utf-8") for name in ("answers.def", "messages.def"))
     text = re.sub(r"^#.*\n", "", text, flags=re.M)
-    records = {name: [] for name in re.findall(r"^(?:RECORD|ANSWER)\((\w+)", text, re.M)}
-    lines = re.findall(r"^(FIELD|SECRET|NESTED|ONE)\((\w+), (\w+), (\w+)(?:, (REQ|OPT|ALL))?", text, re.M)
+    records = {name: [] for name in re.findall(r"^(?:RECORD|ANSWER|RESULT)\((\w+)", text, re.M)}
+    lines = re.findall(r"^(FIELD|SECRET|NESTED|ONE|WIRE)\((\w+), (\w+), (\w+)(?:, (REQ|OPT|ALL))?", text, re.M)
     for macro, record, second, third, *presence in lines:
-        if macro not in ("NESTED", "ONE"):
+        if macro not in ("NESTED", "ONE", "WIRE"):
             records[record].append((third, TYPES[second], PRESENCE[presence[0]]))
         else:
             records[record].append((third, f"[{second}]", "optional"))

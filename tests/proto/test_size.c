@@ -69,7 +69,7 @@ CAID_TEST(size, rooms_are_exact)
             CHECK_RECORD(&s, UNNAMED, unnamed_result, details, arrays);
             CHECK_RECORD(&s, USERS, users_result, user, users);
             CHECK_RECORD(&s, POOLS, pools_result, pool, pools);
-            CHECK_RECORD(&s, MEMORY_INFO, memory_result, memory, devices);
+            CHECK_RECORD(&s, MEMORY_INFO, memory_result, memory_info, devices);
             CHECK_RECORD(&s, BEGIN, fences_result, fence, fences);
             CHECK_RECORD(&s, BEGIN, fences_result, page, pages);
             CHECK_RECORD(&s, TIMELINES, timelines_result, timeline_entry, timelines);

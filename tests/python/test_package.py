@@ -47,8 +47,7 @@ def members(node, classes):
 
 
 RECORDS = {
-    "arena_info": caid.ArenaInfo, "device": caid.Device, "flushed": caid.Flushed, "memory": caid.MemoryInfo,
-    "status": caid.Status,
+    "arena_info": caid.ArenaInfo, "device": caid.Device, "flushed": caid.Flushed,
 }  # fmt: skip
 
 

@@ -161,36 +161,6 @@ struct caid_device {
 /* The daemon's devices, borrowed, fixed for the life of the connection. Returns their number. */
 int caid_client_devices(const struct caid_client *client, const struct caid_device **ret);
 
-struct caid_status {
-    size_t struct_size;
-    char server[64]; /* "caid 0.1.0" */
-    char driver[16]; /* "cuda", "soft" */
-    char driver_path[256];
-    char socket[108]; /* that this client is connected to */
-    char pool[72];    /* the caller's own */
-    uint64_t driver_version, pid, uptime_ns;
-    uint64_t connections, pools, blocks, arrays, names, leases, watches; /* now */
-    uint64_t jobs;           /* driver calls under way */
-    uint64_t release_errors; /* blocks that the driver would not take back, ever */
-    uint64_t pending;        /* entries of the deallocation queues */
-    uint64_t contexts;       /* that the daemon has, for legacy handles */
-    uint64_t brackets;       /* that are open, or wait */
-    uint64_t pages;          /* of timelines */
-    uint64_t timelines;      /* that have a name */
-    uint64_t turn_cpu_ns;    /* the longest turn of the daemon's loop, in time of its thread */
-    uint64_t turn_wall_ns;   /* and by the wall clock, which goes on while others run */
-    bool keeper;             /* the daemon has one: what has a name outlives it */
-    uint64_t kept;           /* fds that its keeper has */
-    uint64_t restarts;      /* daemons that have left the keeper their arrays before this one */
-    uint64_t journal_bytes; /* of the record of what outlives it */
-    bool draining;          /* no array is made any more: caid_drain() */
-    /* 32 hexadecimal digits each: the machine that the daemon runs on, and all daemons, one after
-     * the other, that have these arrays. */
-    char machine_id[33], daemon_id[33];
-    uint64_t opens, begun; /* leases that were given, and brackets, since it was started */
-    uint64_t set_max;      /* arrays that a set may have */
-};
-
 int caid_client_status(struct caid_client *client, struct caid_status *ret,
                        struct caid_error *error);
 
@@ -526,20 +496,6 @@ int caid_pools(struct caid_client *client,
 int caid_metrics(struct caid_client *client,
                  int (*fn)(const struct caid_metric *metric, void *userdata), void *userdata,
                  struct caid_error *error);
-
-struct caid_memory_info {
-    size_t struct_size;
-    uint64_t free, total; /* bytes, as the driver reports them now */
-    uint64_t blocks, arrays;
-    uint64_t used, allocated; /* bytes of caid's blocks on this device, of arrays in them */
-    uint64_t reserve;         /* bytes of empty blocks, of all pools */
-    uint64_t available; /* bytes free or in the queue in blocks of the caller's own pool */
-    uint64_t pending, pending_bytes;         /* in the deallocation queue */
-    uint64_t pinned;                         /* bytes of page-locked host memory made for it */
-    uint64_t flushes, releases;              /* of the queue, of blocks to the driver; ever */
-    uint64_t quarantined, quarantined_bytes; /* blocks that the driver would not take back */
-    bool context; /* the daemon has a context there, for legacy handles */
-};
 
 int caid_memory_info(struct caid_client *client, int32_t device, struct caid_memory_info *ret,
                      struct caid_error *error);
