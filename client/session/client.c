@@ -19,7 +19,6 @@ client_init(struct caid_client *client, const struct feature *const *features)
     atomic_init(&client->refs, 1);
     fork_guard_init(&client->guard);
     client->sock = client->wake_fd = client->epoll_fd = client->news_fd = -1;
-    client->resume.sock = -1;
     client->packet_max = PROTO_PACKET_MAX;
     client->call_timeout_ns = CAID_FOREVER;
     pthread_mutex_init(&client->lock, NULL);

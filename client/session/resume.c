@@ -21,7 +21,8 @@
 
 #define PAUSE_MIN_NS (2 * NSEC_PER_MSEC) /* between two looks for a daemon */
 #define PAUSE_MAX_NS (50 * NSEC_PER_MSEC)
-#define ANSWER_NS    (5 * NSEC_PER_SEC) /* for each answer of its */
+#define ANSWER_NS    (5 * NSEC_PER_SEC)   /* for each answer of its */
+#define FAREWELL_NS  (600 * NSEC_PER_SEC) /* for a daemon to say goodbye to */
 
 /* ---- what is claimed ---- */
 
@@ -45,108 +46,78 @@ claims_add(struct claims *claims, enum claim claim, uint64_t value)
 void
 claims_add_begin(struct claims *claims, const struct msg_begin_params *params)
 {
-    struct packet *packet = calloc(1, sizeof(*packet));
+    const struct msg_u64s *read = &params->read, *write = &params->write;
 
-    claims->failed |= !packet;
-    if (!packet)
-        return;
-    claims->failed |= msg_encode_request(&packet->buf, CLAIM_ID, MSG_BEGIN, params) < 0;
-    STAILQ_INSERT_TAIL(&claims->brackets, packet, entry);
+    claims_add(claims, CLAIM_BEGIN, params->bracket);
+    claims_add(claims, CLAIM_BEGIN, params->thread);
+    claims_add(claims, CLAIM_BEGIN, read->n);
+    claims_add(claims, CLAIM_BEGIN, write->n);
+    for (uint32_t i = 0; i < read->n; i++)
+        claims_add(claims, CLAIM_BEGIN, read->v[i]);
+    for (uint32_t i = 0; i < write->n; i++)
+        claims_add(claims, CLAIM_BEGIN, write->v[i]);
 }
 
 static void
 claims_deinit(struct claims *claims)
 {
-    struct packet *packet;
-
     for (size_t i = 0; i < N_CLAIMS; i++)
         free(claims->lists[i].v);
-    while ((packet = STAILQ_FIRST(&claims->brackets))) {
-        STAILQ_REMOVE_HEAD(&claims->brackets, entry);
-        msg_buf_deinit(&packet->buf);
-        free(packet);
-    }
 }
 
 /* ---- a talk with the daemon, before anybody else has one ---- */
 
-struct talk {
-    int sock;
-    uint32_t id;
-    uint64_t left; /* of the last answer: what is not back yet */
-    struct msg_buf out;
-    struct msg msg;            /* the last reply */
-    struct caid_error refused; /* code 0: nothing was */
-    uint8_t packet[PROTO_PACKET_MAX];
-};
+/* A client of its own, without features, for the calls of one attempt to come back. */
+static struct caid_client *
+talk_new(const struct caid_client *client)
+{
+    static const struct feature *const none[] = {NULL};
+    struct caid_client *talk = calloc(1, sizeof(*talk));
+
+    if (!talk)
+        return NULL;
+    client_init(talk, none);
+    memcpy(talk->socket, client->socket, sizeof(talk->socket));
+    memcpy(talk->name, client->name, sizeof(talk->name));
+    memcpy(talk->resume.token, client->resume.token, sizeof(talk->resume.token));
+    talk->resume.sees_daemon = client->resume.sees_daemon;
+    talk->n_devices = client->n_devices;
+    talk->call_timeout_ns = ANSWER_NS;
+    return talk;
+}
+
+/* Ends it, and the call that is under way. */
+static void
+talk_cancel(struct caid_client *talk)
+{
+    client_enter_anyway(talk);
+    client_lose(talk, CAID_ERR_CLOSED, "%s: the client is closed", talk->socket);
+    client_leave(talk);
+}
 
 static void
-talk_deinit(struct talk *talk)
+talk_free(struct caid_client *talk)
 {
-    msg_deinit(&talk->msg);
-    msg_buf_deinit(&talk->out);
-    fd_close(talk->sock);
+    talk_cancel(talk); /* calls that were left, too */
+    client_unref(talk);
 }
 
-/* Nothing that is asked here is answered with fds. */
-static int
-receive(struct talk *talk)
-{
-    ssize_t n = packet_recv(talk->sock, talk->packet, NULL, 0, NULL, 0);
-
-    if (n <= 0)
-        return n < 0 ? (int)n : -ECONNRESET;
-    msg_deinit(&talk->msg);
-    return msg_parse(&talk->msg, talk->packet, (size_t)n);
-}
-
-/* It may say otherwise later: its driver is not there yet, others have left no room. */
+/* It may say otherwise later: its driver is not there yet, others have left no room. Or it has said
+ * nothing, and what failed is here. */
 static bool
-is_passing(uint32_t error)
+is_passing(int32_t code)
 {
-    return error == PROTO_ERR_NOT_READY || error == PROTO_ERR_LIMIT ||
-           error == PROTO_ERR_QUOTA || error == PROTO_ERR_SHUTDOWN;
+    return code == CAID_ERR_NOT_READY || code == CAID_ERR_LIMIT || code == CAID_ERR_QUOTA ||
+           code == CAID_ERR_SHUTDOWN || code == CAID_ERR_TIMEOUT || code >= CAID_ERR_NO_DAEMON;
 }
 
-/* -EREMOTEIO: it refuses; -EAGAIN: for now. What the result borrows stays until the next one. */
+/* -EREMOTEIO: it refuses; -EAGAIN: for now. */
 static int
-ask_packet(struct talk *talk, const struct msg_buf *packet, uint32_t id, enum msg_method method,
-           void *ret_result)
+ask(struct caid_client *talk, enum msg_method method, const void *params, struct reply *reply,
+    void *ret_result, struct caid_error *why)
 {
-    int r = packet_send(talk->sock, packet->data, packet->n, NULL, 0, 0);
-
-    if (r == 0)
-        r = receive(talk);
-    if (r < 0)
-        return r;
-    if (talk->msg.type != MSG_RESPONSE || talk->msg.id != id)
-        return -EPROTO;
-    talk->left = talk->msg.error_left;
-    if (is_passing(talk->msg.error))
-        return -EAGAIN;
-    if (talk->msg.error != 0) {
-        fail_wire(&talk->refused, &talk->msg);
-        return -EREMOTEIO;
-    }
-    return msg_decode_result(&talk->msg, method, ret_result);
-}
-
-static int
-ask(struct talk *talk, enum msg_method method, const void *params, void *ret_result)
-{
-    int r = msg_encode_request(&talk->out, ++talk->id, method, params);
-    return r < 0 ? r : ask_packet(talk, &talk->out, talk->id, method, ret_result);
-}
-
-static int
-set_timeouts(int sock)
-{
-    const struct timeval time = {.tv_sec = ANSWER_NS / NSEC_PER_SEC};
-
-    return setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)) < 0 ||
-                   setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time)) < 0
-               ? -errno
-               : 0;
+    int r = reply_get(reply, talk, method, params, ret_result, why);
+    return r == 0 ? 0 : is_passing(why->code) ? -EAGAIN : -EREMOTEIO;
 }
 
 /* ---- the claims ---- */
@@ -163,10 +134,12 @@ take_some(struct claim_list *list, size_t *at, uint32_t width, uint32_t *room)
 }
 
 static int
-ask_resume(struct talk *talk, const struct msg_resume_params *params, struct claims *claims)
+ask_resume(struct caid_client *talk, const struct msg_resume_params *params,
+           struct claims *claims, struct caid_error *why)
 {
+    _cleanup_reply_ struct reply reply = {0};
     struct msg_resume_result result;
-    int r = ask(talk, MSG_RESUME, params, &result);
+    int r = ask(talk, MSG_RESUME, params, &reply, &result, why);
 
     for (uint32_t i = 0; r == 0 && i < result.lost.n; i++)
         claims_add(claims, CLAIM_LOST, result.lost.v[i]);
@@ -175,7 +148,7 @@ ask_resume(struct talk *talk, const struct msg_resume_params *params, struct cla
 
 /* Leases come after the blocks that they are in, and ends after the pages of their fences. */
 static int
-tell_claims(struct talk *talk, struct claims *claims)
+tell_claims(struct caid_client *talk, struct claims *claims, struct caid_error *why)
 {
     struct claim_list *l = claims->lists;
     size_t at[N_CLAIMS] = {0};
@@ -192,21 +165,32 @@ tell_claims(struct talk *talk, struct claims *claims)
             .write = take_some(&l[CLAIM_WRITE], &at[CLAIM_WRITE], 2, &room),
             .ended = take_some(&l[CLAIM_ENDED], &at[CLAIM_ENDED], 5, &room),
         };
-        r = ask_resume(talk, &params, claims);
+        r = ask_resume(talk, &params, claims, why);
     } while (r == 0 && room == 0);
     return r;
 }
 
 static int
-tell_brackets(struct talk *talk, const struct packet_list *brackets)
+tell_brackets(struct caid_client *talk, const struct claims *claims, struct caid_error *why)
 {
-    struct msg_fences_result result;
-    const struct packet *packet;
+    const struct claim_list *list = &claims->lists[CLAIM_BEGIN];
     int r = 0;
 
-    STAILQ_FOREACH(packet, brackets, entry)
-        if (r == 0)
-            r = ask_packet(talk, &packet->buf, CLAIM_ID, MSG_BEGIN, &result);
+    for (size_t i = 0; r == 0 && i < list->n;) {
+        _cleanup_reply_ struct reply reply = {0};
+        const uint64_t *v = list->v + i;
+        const uint32_t n_read = (uint32_t)v[2], n_write = (uint32_t)v[3];
+        const struct msg_begin_params params = {
+            .bracket = v[0],
+            .thread = v[1],
+            .read = {n_read ? v + 4 : NULL, n_read},
+            .write = {n_write ? v + 4 + n_read : NULL, n_write},
+            .again = true,
+        };
+        struct msg_fences_result result;
+        r = ask(talk, MSG_BEGIN, &params, &reply, &result, why);
+        i += 4 + n_read + n_write;
+    }
     return r;
 }
 
@@ -216,7 +200,7 @@ are_none(const struct claims *claims)
     for (size_t i = 0; i < N_CLAIMED; i++)
         if (claims->lists[i].n > 0)
             return false;
-    return STAILQ_EMPTY(&claims->brackets) && claims->deferring == 0;
+    return claims->deferring == 0;
 }
 
 /* Of more, the daemon does not know what it has answered. */
@@ -248,7 +232,7 @@ all_of(const struct claim_list *list)
 }
 
 static int
-tell_done(struct talk *talk, struct claims *claims)
+tell_done(struct caid_client *talk, struct claims *claims, struct caid_error *why)
 {
     const struct msg_resume_params params = {
         .repeats = all_of(&claims->lists[CLAIM_REPEAT]),
@@ -257,7 +241,7 @@ tell_done(struct talk *talk, struct claims *claims)
         .done = true,
     };
 
-    return ask_resume(talk, &params, claims);
+    return ask_resume(talk, &params, claims, why);
 }
 
 /* Under the client's lock. */
@@ -270,65 +254,96 @@ collect(struct caid_client *client, struct claims *claims)
     return claims->failed ? -ENOMEM : 0;
 }
 
+static bool
+is_ending(struct caid_client *client)
+{
+    pthread_mutex_lock(&client->lock);
+    bool ends = client->resume.ends;
+    pthread_mutex_unlock(&client->lock);
+    return ends;
+}
+
 /* Who has nothing need not be known. */
 static int
-tell_all(struct talk *talk, struct claims *claims, bool is_known)
+tell_all(struct caid_client *client, struct caid_client *talk, struct claims *claims,
+         bool is_known, struct caid_error *why)
 {
     int r = is_known || are_none(claims) ? 0 : -EREMOTEIO;
 
     if (r == 0 && is_known)
-        r = tell_claims(talk, claims);
+        r = tell_claims(talk, claims, why);
     if (r == 0 && is_known)
-        r = tell_brackets(talk, &claims->brackets);
+        r = tell_brackets(talk, claims, why);
+    if (r == 0 && is_known && is_ending(client))
+        r = -ECANCELED; /* else it could not say any more that it leaves */
     if (r == 0 && is_known)
-        r = tell_done(talk, claims);
+        r = tell_done(talk, claims, why);
     return r;
 }
 
 /* ---- the return ---- */
 
-/* 1: it knows us. -EREMOTEIO: it is another kind of daemon. From its answer on it knows us by the
- * new token, also where it dies at once. */
+/* In steps: the client may close meanwhile. */
 static int
-hello(struct caid_client *client, struct talk *talk)
+reach(struct caid_client *talk)
 {
+    uint64_t end_ns = clock_now_ns() + ANSWER_NS;
+    int fd, r;
+
+    do {
+        if (client_enter(talk, NULL) < 0)
+            return -ECANCELED;
+        client_leave(talk);
+        r = packet_connect_within(talk->socket, PAUSE_MAX_NS, &fd);
+    } while (r == -EAGAIN && clock_now_ns() < end_ns);
+    if (r < 0)
+        return r;
+    client_enter_anyway(talk);
+    talk->sock = fd;
+    client_leave(talk);
+    return 0;
+}
+
+/* 1: it knows us. -EREMOTEIO: it is another kind of daemon. From its answer on it knows us by the
+ * new token, which the talk has, also where it dies at once. */
+static int
+hello(struct caid_client *talk, struct caid_error *why)
+{
+    _cleanup_reply_ struct reply reply = {0};
     const struct msg_str resume = MSG_STR("resume");
     const struct msg_hello_params params = {
         .version_min = PROTO_VERSION_MIN,
         .version_max = PROTO_VERSION_MAX,
-        .client = msg_str_opt(client->name[0] ? client->name : NULL),
+        .client = msg_str_opt(talk->name[0] ? talk->name : NULL),
         .features = {.v = &resume, .n = 1},
-        .token = {.v = client->resume.token, .n = 2},
+        .token = {.v = talk->resume.token, .n = 2},
     };
     struct msg_hello_result result;
-    int r;
 
-    if (client->resume.sees_daemon && !presence_is_taken(client->socket))
+    if (talk->resume.sees_daemon && !presence_is_taken(talk->socket))
         return -EAGAIN; /* it was stopped: it is not for us to have it started */
-    r = packet_connect_within(client->socket, ANSWER_NS, &talk->sock);
-
+    int r = reach(talk);
     if (r == 0)
-        r = set_timeouts(talk->sock);
-    if (r == 0)
-        r = ask(talk, MSG_HELLO, &params, &result);
+        r = ask(talk, MSG_HELLO, &params, &reply, &result, why);
     if (r < 0)
         return r;
     if (result.token.n != 2) /* it is on its way out */
         return -EAGAIN;
-    if (result.n_devices != client->n_devices)
+    if (result.n_devices != talk->n_devices)
         return -EREMOTEIO;
-    memcpy(client->resume.token, result.token.v, sizeof(client->resume.token));
+    memcpy(talk->resume.token, result.token.v, sizeof(talk->resume.token));
     return result.resumed;
 }
 
 /* Whoever polls the old one goes on with the new one. */
 static int
-replace_socket(struct caid_client *client, struct talk *talk)
+replace_socket(struct caid_client *client, struct caid_client *talk)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.fd = client->sock};
 
     if (dup3(talk->sock, client->sock, O_CLOEXEC) < 0)
         return -errno;
+    talk->sock = fd_close(talk->sock); /* it ends without the connection */
     if (client->epoll_fd >= 0 &&
         epoll_ctl(client->epoll_fd, EPOLL_CTL_ADD, client->sock, &event) < 0)
         return -errno;
@@ -345,22 +360,19 @@ lose_leases(struct caid_client *client, const struct claim_list *lost)
 
 /* Drops the lock meanwhile. */
 static int
-come_back(struct caid_client *client, struct talk *talk, bool is_known)
+come_back(struct caid_client *client, struct caid_client *talk, bool is_known,
+          struct caid_error *why)
 {
-    _cleanup_(claims_deinit) struct claims claims = {
-        .brackets = STAILQ_HEAD_INITIALIZER(claims.brackets),
-    };
+    _cleanup_(claims_deinit) struct claims claims = {0};
     struct resume *resume = &client->resume;
 
     while (client->reading) /* of the socket that is shut down */
         wake_wait(&resume->wake, &client->lock, clock_now_ns() + PAUSE_MIN_NS);
     int r = collect(client, &claims);
-    resume->sock = talk->sock;
     pthread_mutex_unlock(&client->lock);
     if (r == 0)
-        r = tell_all(talk, &claims, is_known);
+        r = tell_all(client, talk, &claims, is_known, why);
     pthread_mutex_lock(&client->lock);
-    resume->sock = -1;
     if (r == 0 && (!client->away || resume->ends))
         r = -ECANCELED;
     if (r == 0)
@@ -378,25 +390,40 @@ come_back(struct caid_client *client, struct talk *talk, bool is_known)
     return 0;
 }
 
+/* Under lock, which it drops meanwhile. */
+static int
+talk_over(struct caid_client *client, struct caid_client *talk, struct caid_error *why)
+{
+    struct resume *resume = &client->resume;
+
+    resume->talk = talk;
+    pthread_mutex_unlock(&client->lock);
+    int r = hello(talk, why);
+    pthread_mutex_lock(&client->lock);
+    memcpy(resume->token, talk->resume.token, sizeof(resume->token));
+    if (talk->left && (!resume->left || talk->left < resume->left))
+        resume->since_ns = clock_now_ns(); /* it comes on */
+    resume->left = talk->left;
+    if (r >= 0 && client->away && !resume->ends)
+        r = come_back(client, talk, r > 0, why);
+    resume->talk = NULL;
+    return r;
+}
+
 /* Under lock, which it drops meanwhile. 0, or it is to be tried again. */
 static int
 seek(struct caid_client *client)
 {
-    _cleanup_(talk_deinit) struct talk talk = {.sock = -1};
+    struct caid_client *talk = talk_new(client);
+    struct caid_error why = {0};
 
-    pthread_mutex_unlock(&client->lock);
-    int r = hello(client, &talk);
-    pthread_mutex_lock(&client->lock);
-    if (talk.left && (!client->resume.left || talk.left < client->resume.left))
-        client->resume.since_ns = clock_now_ns(); /* it comes on */
-    client->resume.left = talk.left;
-    if (r >= 0 && client->away && !client->resume.ends)
-        r = come_back(client, &talk, r > 0);
+    int r = talk ? talk_over(client, talk, &why) : -ENOMEM;
+    if (talk)
+        talk_free(talk);
     if (r != -EREMOTEIO)
         return r;
     client_lose(client, CAID_ERR_DISCONNECTED, "%s: the daemon was started anew: %s",
-                client->socket,
-                talk.refused.code ? talk.refused.message : "it does not know this client");
+                client->socket, why.code ? why.message : "it does not know this client");
     return 0;
 }
 
@@ -461,34 +488,79 @@ await_hangup(struct caid_client *client)
         wake_wait(&client->resume.wake, &client->lock, clock_now_ns() + PAUSE_MIN_NS);
 }
 
-/* Others need not wait for this client. 0: they do not. */
-static int
-say_goodbye(struct caid_client *client, const struct claims *undone)
-{
-    const struct msg_resume_params params = {.undo = all_of(&undone->lists[CLAIM_UNDO]),
-                                             .done = true,
-                                             .leaves = true};
-    _cleanup_(talk_deinit) struct talk talk = {.sock = -1};
-    struct msg_resume_result result;
-    int r = hello(client, &talk);
+/* ---- the end ---- */
 
-    return r > 0 ? ask(&talk, MSG_RESUME, &params, &result) : r;
+/* A client that does not come back, as the next daemon is to hear of it; on a thread of its own,
+ * since the program need not wait for that. */
+struct farewell {
+    struct caid_client *as;
+    struct claims undone;
+    uint64_t until_ns;
+};
+
+static void
+farewell_free(struct farewell *farewell)
+{
+    client_unref(farewell->as);
+    claims_deinit(&farewell->undone);
+    free(farewell);
 }
 
-/* As soon as there is a daemon; where the client closes, if there is one by now. */
-static void
-leave(struct caid_client *client, const struct claims *undone)
+/* Others need not wait for this client. -EAGAIN: not yet. */
+static int
+say_goodbye(struct farewell *farewell)
 {
-    struct resume *resume = &client->resume;
+    _cleanup_reply_ struct reply reply = {0};
+    const struct msg_resume_params params = {
+        .undo = all_of(&farewell->undone.lists[CLAIM_UNDO]),
+        .done = true,
+        .leaves = true,
+    };
+    struct caid_client *talk = talk_new(farewell->as);
+    struct msg_resume_result result;
+    struct caid_error why = {0};
 
-    for (;;) {
-        pthread_mutex_unlock(&client->lock);
-        int r = say_goodbye(client, undone);
-        pthread_mutex_lock(&client->lock);
-        if (r >= 0 || r == -EREMOTEIO || resume->ends)
-            return;
-        wake_wait(&resume->wake, &client->lock, clock_now_ns() + PAUSE_MAX_NS);
+    if (!talk)
+        return -ENOMEM;
+    int r = hello(talk, &why);
+    memcpy(farewell->as->resume.token, talk->resume.token, sizeof(talk->resume.token));
+    if (r > 0)
+        r = ask(talk, MSG_RESUME, &params, &reply, &result, &why);
+    talk_free(talk);
+    return r;
+}
+
+static void *
+run_farewell(void *userdata)
+{
+    const struct timespec pause = {.tv_nsec = PAUSE_MAX_NS};
+    struct farewell *farewell = userdata;
+    int r;
+
+    while ((r = say_goodbye(farewell)) < 0 && r != -EREMOTEIO &&
+           clock_now_ns() < farewell->until_ns)
+        nanosleep(&pause, NULL);
+    farewell_free(farewell);
+    return NULL;
+}
+
+static void
+leave(const struct caid_client *client, struct claims *undone)
+{
+    struct farewell *farewell = calloc(1, sizeof(*farewell));
+    pthread_t thread;
+
+    if (!farewell || !(farewell->as = talk_new(client))) {
+        free(farewell);
+        return;
     }
+    farewell->undone = *undone;
+    *undone = (struct claims){0};
+    farewell->until_ns = clock_now_ns() + FAREWELL_NS;
+    if (thread_spawn(&thread, run_farewell, farewell) == 0)
+        pthread_detach(thread);
+    else
+        farewell_free(farewell);
 }
 
 static void *
@@ -506,7 +578,7 @@ run(void *userdata)
         else
             await_hangup(client);
     }
-    if (was_away && (client->away || client->lost.code == CAID_ERR_DISCONNECTED))
+    if (was_away && client->lost.code != CAID_ERR_PROTOCOL)
         leave(client, &undone);
     pthread_mutex_unlock(&client->lock);
     return NULL;
@@ -561,8 +633,8 @@ resume_stop(struct caid_client *client)
         return;
     wake_all(&resume->wake);
     shutdown(client->sock, SHUT_RDWR);
-    if (resume->sock >= 0)
-        shutdown(resume->sock, SHUT_RDWR);
+    if (resume->talk)
+        talk_cancel(resume->talk);
     pthread_mutex_unlock(&client->lock);
     pthread_join(resume->thread, NULL);
     pthread_mutex_lock(&client->lock);

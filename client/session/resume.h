@@ -8,14 +8,16 @@
  * A thread of the client's own waits for the hang-up, and then for the next daemon; it is started
  * with the first array. It says by a token whose place the new connection is to have, and what this
  * client has of the daemon that was: the features add that to the claims (feature.h, claim). These
- * are of one moment, and told without the client's lock: calls may be given up meanwhile, and are
- * repeated all the same; what is closed or ended meanwhile is told on the return, as before.
+ * are of one moment, and told without the client's lock, by ordinary calls of a client that has the
+ * new connection until all is told: calls may be left meanwhile, and are repeated all the same;
+ * what is closed or ended meanwhile is told on the return, as before.
  *
  * A service that was stopped and whose socket still listens would be started by whoever connects.
  * That is for new clients: this thread waits until a daemon is there (presence.h).
  *
  * After `reconnect_timeout` the connection has ended, as it has where the daemon keeps nothing, or
- * the client is not known any more.
+ * the client is not known any more. That it does not come back, or was closed while it was away, it
+ * tells the next daemon, so that nobody waits for it; on a thread that closing does not wait for.
  */
 #pragma once
 
@@ -41,22 +43,13 @@ enum claim { /* the lists of msg_resume_params, and: */
     CLAIM_PAGE,
     CLAIM_PART,
     CLAIM_ENDED,
-    N_CLAIMED, /* those that follow say nothing of what the client has */
+    CLAIM_BEGIN, /* brackets that are open: claims_add_begin() */
+    N_CLAIMED,   /* those that follow say nothing of what the client has */
     CLAIM_REPEAT = N_CLAIMED,
     CLAIM_UNDO,
     CLAIM_LOST, /* the daemon's answer: leases that cannot be had again */
     N_CLAIMS,
 };
-
-#define CLAIM_ID 0 /* of requests that claim; those are answered one by one */
-
-/* A request as it is sent: what it is made of may be gone by then. */
-struct packet {
-    STAILQ_ENTRY(packet) entry;
-    struct msg_buf buf;
-};
-
-STAILQ_HEAD(packet_list, packet);
 
 struct claims {
     struct claim_list {
@@ -64,7 +57,6 @@ struct claims {
         size_t n, capacity;
     } lists[N_CLAIMS];
 
-    struct packet_list brackets; /* that are open */
     uint32_t deferring;
     bool failed; /* there was no memory */
 };
@@ -80,7 +72,7 @@ struct resume { /* under the client's lock */
     uint64_t since_ns; /* it has been away, or what is not back has become less */
     uint64_t left;     /* of that, by the daemon's last answer */
     struct wake back;  /* whoever waits for the return, or for the end of the connection */
-    int sock;          /* of the claims that are being told, or -1 */
+    struct caid_client *talk; /* with a daemon that may be the next one, or NULL */
     uint64_t n_returns;
     uint64_t n_lost; /* leases, of which nobody was told */
 };

@@ -3,6 +3,7 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -214,9 +215,9 @@ def test_a_return_that_takes_its_time(daemon, tmp_path):
     hello = {**HELLO, "driver": "soft", "devices": [device], "token": [1, 2]}
     array = {"array": 1, "nbytes": 0, "typestr": "|u1", "shape": [0], "device": device["uuid"]}
     opened, made = ({"pool": "uid:0", "arrays": [{**array, "lease": lease}], "blocks": []} for lease in LEASES)
-    hellos = iter([hello, *[{**hello, "resumed": True}] * 2])
+    hellos = itertools.chain([hello], itertools.repeat({**hello, "resumed": True}))
     creates = iter([None, made, None])
-    ended, resumes, in_time, notes = threading.Event(), iter([True, False, True]), [], []
+    ended, resumes, in_time, notes = threading.Event(), itertools.chain([True, False, True], itertools.repeat(False)), [], []
 
     def create():
         answer = next(creates)
@@ -250,3 +251,33 @@ def test_a_return_that_takes_its_time(daemon, tmp_path):
     wait_until(lambda: len(in_time) == 2)
     assert in_time == [True, True]
     assert not has_lease(notes, LEASES[0])
+
+
+def test_closing_while_a_hello_is_not_answered(daemon, tmp_path):
+    with daemon.connect() as real:
+        device = {**DEVICE, "uuid": real.devices[0].uuid}
+    hello = {**HELLO, "driver": "soft", "devices": [device], "token": [1, 2]}
+    array = {"array": 1, "nbytes": 0, "typestr": "|u1", "shape": [0], "device": device["uuid"], "lease": 1}
+    opened = {"pool": "uid:0", "arrays": [array], "blocks": []}
+    is_open, asked, closed, in_time = threading.Event(), threading.Event(), threading.Event(), []
+
+    def greet():
+        if asked.is_set() or not is_open.is_set():
+            return hello, []
+        asked.set()
+        in_time.append(closed.wait(3))  # the client waits for 5 s
+        return hello, []
+
+    def ping():
+        raise ConnectionResetError
+
+    with fake_daemon(tmp_path / "s", device, hello=greet, open=opened, ping=ping):
+        with caid.connect(tmp_path / "s", call_timeout=0.2) as c:
+            with c.open("x"):
+                is_open.set()
+                with pytest.raises(caid.TimeoutError):
+                    c.ping()
+                assert asked.wait(PATIENCE_S)
+        closed.set()
+        wait_until(lambda: in_time)
+    assert in_time == [True]

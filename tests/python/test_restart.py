@@ -716,6 +716,18 @@ def test_who_gives_up_says_so(restarts):
             opened.close()
 
 
+def test_who_closes_while_the_daemon_is_away_says_so(restarts):
+    with restarts.connect() as c:
+        publish(c, "x", 1)
+        with restarts.connect() as gone, gone.open("x"):
+            restarts.end()
+            gone.close()
+            restarts.start()
+            with c.open("x", "rw") as b, b.write(timeout=5) as v:
+                v.fill(2)
+        assert value_of(c, "x") == 2
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_who_comes_back_starts_no_service(restarts, signum):
     """A service manager listens in the place of a daemon that was stopped, and would start one."""
