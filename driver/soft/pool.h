@@ -40,12 +40,14 @@ struct pool {
     int reuse[3];
     uint64_t threshold;
     _Atomic uint8_t access[SOFT_MAX_DEVICES]; /* CUmemAccess_flags */
-    struct memory *memory; /* the file; NULL while nothing is reserved in it */
-    uint64_t max, end;     /* the most that is reserved; how far the file is used */
+    struct memory *memory;                    /* the file; NULL while nothing of it is mapped */
+    uint64_t max, end; /* the most that is reserved; how far the file is used */
 
     struct {
         uint64_t now, high;
-    } figures[N_POOL_FIGURES]; /* under the map's lock */
+    } figures[N_POOL_FIGURES]; /* this and the next under the map's lock */
+
+    size_t n_mapped; /* allocations, also those that are freed and not gone */
 };
 
 OBJECT_REFS(pool, OBJECT_POOL)

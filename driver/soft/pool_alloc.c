@@ -51,6 +51,7 @@ pool_map(struct pool *pool, uint64_t offset, size_t size, CUdeviceptr *ret)
     range->pool = pool_ref(pool);
     range->offset = offset;
     range_insert(&soft->ranges.usable, range);
+    pool->n_mapped++;
     figure_add(pool, POOL_USED, size);
     figure_add(pool, POOL_RESERVED, whole_pages(size));
     *ret = range->start;
@@ -75,16 +76,22 @@ pool_reserved(const struct pool *pool)
     return pool->figures[POOL_RESERVED].now;
 }
 
-/* Has what is reserved count for the device, and no more. A file of nothing goes, unless other
- * processes may know it. Needs the lock of all pools. */
+static bool
+pool_is_mapped(const struct pool *pool)
+{
+    LOCKED(&soft->ranges.lock);
+    return pool->n_mapped > 0;
+}
+
+/* Has what is reserved count for the device, and no more. A file of which nothing is mapped goes,
+ * unless other processes may know it. Needs the lock of all pools. */
 static void
 pool_settle(struct pool *pool)
 {
-    uint64_t reserved = pool_reserved(pool);
     if (!pool->memory || pool->imported)
         return;
-    memory_resize(pool->memory, reserved);
-    if (reserved == 0 && pool->handle_types == CU_MEM_HANDLE_TYPE_NONE)
+    memory_resize(pool->memory, pool_reserved(pool));
+    if (!pool_is_mapped(pool) && pool->handle_types == CU_MEM_HANDLE_TYPE_NONE)
         pool->memory = memory_unref(pool->memory);
 }
 
@@ -176,9 +183,9 @@ allocation_free(uintptr_t at)
 
 /* Gives the pages back, which another process that has imported them is to have freed before. */
 static void
-allocation_end(struct range *range)
+allocation_unmap(struct range *range)
 {
-    _cleanup_(pool_unrefp) struct pool *pool = range->pool; /* after the lock */
+    struct pool *pool = range->pool;
     LOCKED(&soft->ranges.lock);
     while (range->n_users > 0)
         pthread_cond_wait(&soft->ranges.idle, &soft->ranges.lock);
@@ -186,7 +193,17 @@ allocation_end(struct range *range)
     if (!pool->imported)
         fallocate(range->memory->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                   (off_t)range->offset, (off_t)whole_pages(range->size));
+    pool->n_mapped--;
     range_remove(&soft->ranges.freed, range);
+}
+
+static void
+allocation_end(struct range *range)
+{
+    _cleanup_(pool_unrefp) struct pool *pool = range->pool; /* after the lock */
+    allocation_unmap(range);
+    LOCKED(&soft->pools.lock);
+    pool_settle(pool);
 }
 
 struct free_op {

@@ -68,6 +68,7 @@ SOFT_TEST_LATE(soft_pool, a_stream_that_frees_never_runs_out)
 {
     struct gate gate;
     CUdeviceptr none;
+    int fds = 0;
     setenv("CAID_SOFTCUDA_MEMORY", "40M", 1);
     soft_start_context();
     CUstream stream = soft_stream(CU_STREAM_NON_BLOCKING);
@@ -80,7 +81,9 @@ SOFT_TEST_LATE(soft_pool, a_stream_that_frees_never_runs_out)
         assert_figures(pool, 30 * MIB, 30 * MIB);
         MUST(cuMemsetD8Async(at, 1, PAGE_BYTES, stream));
         MUST(cuMemFreeAsync(at, stream));
+        fds = fds ? fds : test_count_fds();
     }
+    cr_assert_eq(test_count_fds(), fds);
     gate_open(&gate);
     MUST(cuStreamSynchronize(stream));
     cr_assert_eq(soft_used(), 0);
