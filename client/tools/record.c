@@ -63,10 +63,9 @@ record_fields(const struct answer *answer, const struct field *more, const char 
 }
 
 static bool
-has_column(const struct field *field, unsigned form)
+has_column(const struct field *field)
 {
-    return field->head && strcspn(field->head, " ") > 0 &&
-           (field->forms == 0 || field->forms & form);
+    return field->head && strcspn(field->head, " ") > 0;
 }
 
 /* In capitals, and spaces for underscores. */
@@ -83,13 +82,13 @@ column_of(const struct field *field)
 }
 
 void
-record_columns(const struct field *fields, unsigned form, struct table *ret)
+record_columns(const struct field *fields, struct table *ret)
 {
     struct column columns[TABLE_COLUMNS_MAX];
     size_t n = 0;
 
     for (; fields->unit != UNIT_END; fields++)
-        if (has_column(fields, form))
+        if (has_column(fields))
             columns[n++] = column_of(fields);
     table_init(ret, columns, n);
 }
@@ -153,11 +152,11 @@ add_cell(const struct ctl *ctl, unsigned unit, const void *at, struct table *tab
 }
 
 void
-record_row(const struct ctl *ctl, const struct field *fields, unsigned form, const void *from,
+record_row(const struct ctl *ctl, const struct field *fields, const void *from,
            struct table *table)
 {
     for (; fields->unit != UNIT_END; fields++)
-        if (has_column(fields, form))
+        if (has_column(fields))
             add_cell(ctl, fields->unit, (const char *)from + fields->at, table);
 }
 
@@ -244,7 +243,7 @@ void
 listing_begin(const struct listing *listing, const char *key)
 {
     if (listing->fields)
-        record_columns(listing->fields, listing->form, listing->table);
+        record_columns(listing->fields, listing->table);
     json_list(&listing->ctl->out, key);
 }
 
@@ -255,7 +254,7 @@ listing_add(const void *from, void *userdata)
     struct json *out = &listing->ctl->out;
 
     if (!listing->ctl->json) {
-        record_row(listing->ctl, listing->fields, listing->form, from, listing->table);
+        record_row(listing->ctl, listing->fields, from, listing->table);
         return 0;
     }
     json_object(out, NULL);

@@ -24,10 +24,9 @@ struct field {
     const char *key;  /* NULL: not in JSON */
     const char *head; /* a word; NULL, "": not in tables */
     const struct answer *of;
-    unsigned forms; /* bits of the forms of the table that have it; 0: all */
 };
 
-/* FIELD(unit, struct, member, key, head, forms) */
+/* FIELD(unit, struct, member, key, head) */
 #define FIELD(unit_, of, member, ...)                                        \
     {                                                                        \
         .unit = UNIT_##unit_, .at = offsetof(struct of, member), __VA_ARGS__ \
@@ -44,10 +43,9 @@ struct fields {
 struct fields record_fields(const struct answer *answer, const struct field *more,
                             const char *headings);
 
-/* One form of the table. */
-void record_columns(const struct field *fields, unsigned form, struct table *ret);
-void record_row(const struct ctl *ctl, const struct field *fields, unsigned form,
-                const void *from, struct table *table);
+void record_columns(const struct field *fields, struct table *ret);
+void record_row(const struct ctl *ctl, const struct field *fields, const void *from,
+                struct table *table);
 
 /* Members of the object that is open. Those of a record in it are among them. */
 void record_answer(struct json *out, const struct answer *answer, const void *from);
@@ -57,7 +55,6 @@ void record_members(struct json *out, const struct field *fields, const void *fr
 struct listing {
     struct ctl *ctl;
     const struct field *fields; /* NULL: the table has been set up */
-    unsigned form;
     struct table *table;
 };
 

@@ -36,7 +36,7 @@ report_query(struct ctl *ctl, const char *query, const char *headings, struct ta
 {
     const struct fields fields = record_fields(query_answer(query_find(query)), NULL, headings);
     const struct caid_list_options options = report_options(ctl);
-    struct listing listing = {ctl, fields.v, 0, ret};
+    struct listing listing = {ctl, fields.v, ret};
 
     listing_begin(&listing, query);
     return listing_end(&listing,
@@ -68,7 +68,7 @@ report_devices(struct ctl *ctl, const char *key, int32_t device, struct table *r
     const struct caid_device *devices;
     int32_t n = caid_client_devices(ctl->client, &devices);
     int32_t first = device < 0 ? 0 : device, end = device < 0 ? n : device + 1;
-    struct listing listing = {ctl, fields.v, 0, ret};
+    struct listing listing = {ctl, fields.v, ret};
 
     listing_begin(&listing, key);
     for (int32_t i = first; i < end; i++) {
@@ -126,7 +126,7 @@ report_pools(struct ctl *ctl, const char *key, enum report_pools form, struct ta
     const struct fields fields =
         record_fields(&answer_pool, pool_more,
                       form == POOLS_BY_ACCESS ? pools_by_access : pools_by_memory);
-    struct listing listing = {ctl, fields.v, 0, ret};
+    struct listing listing = {ctl, fields.v, ret};
 
     listing_begin(&listing, key);
     return listing_end(&listing,
@@ -200,7 +200,7 @@ report_entries(struct ctl *ctl, struct table *ret)
 {
     const struct fields fields = record_fields(&answer_entry, entry_more, entry_headings(ctl));
     const struct caid_list_options options = report_options(ctl);
-    struct listing listing = {ctl, fields.v, 0, ret};
+    struct listing listing = {ctl, fields.v, ret};
 
     listing_begin(&listing, "arrays");
     return listing_end(&listing,
@@ -288,7 +288,7 @@ add_entry(const struct listing *listing, const struct caid_entry *e)
     const struct fields fields =
         record_fields(&answer_entry, NULL, "pool name=LAST_NAME generation memory nbytes=SIZE");
 
-    record_row(listing->ctl, fields.v, 0, e, listing->table);
+    record_row(listing->ctl, fields.v, e, listing->table);
 }
 
 /* Who keeps it, then what it is. */
@@ -342,7 +342,7 @@ unnamed_row(const struct caid_details *d, void *userdata)
     }
     for (size_t i = 0; i < d->n_holders; i++) {
         const struct caid_holder *holder = d->holders[i];
-        record_row(listing->ctl, fields.v, 0, holder, listing->table);
+        record_row(listing->ctl, fields.v, holder, listing->table);
         table_add(listing->table, "%s",
                   holder->sent       ? "sent"
                   : holder->hung_up  ? "gone"
@@ -357,7 +357,7 @@ unnamed_row(const struct caid_details *d, void *userdata)
 int
 report_unnamed(struct ctl *ctl, const char *key, const char *pool, struct table *ret)
 {
-    struct listing listing = {ctl, NULL, 0, ret};
+    struct listing listing = {ctl, NULL, ret};
     struct caid_list_options options = CAID_INIT(options);
 
     options.pool = pool;

@@ -178,9 +178,9 @@ add_processes(struct look *look, int sort)
     sort_key = sort;
     if (look->n > 0)
         qsort(look->rows, look->n, sizeof(look->rows[0]), in_order);
-    record_columns(holding_fields, 0, &table);
+    record_columns(holding_fields, &table);
     for (size_t i = 0; i < look->n; i++)
-        record_row(look->ctl, holding_fields, 0, look->rows[i], &table);
+        record_row(look->ctl, holding_fields, look->rows[i], &table);
     fputc('\n', look->out);
     table_write(&table, true, look->out);
 }

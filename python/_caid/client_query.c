@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Client: names, arrays, pools, users and metrics, as the daemon knows them. Results are lists of
- * plain tuples: py_record().
+ * plain tuples: py_answer().
  */
 #include "module.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Client: the daemon, its devices and their memory. Results are plain tuples: py_record().
+ * Client: the daemon, its devices and their memory. Results are plain tuples.
  */
 #include "module.h"
 
