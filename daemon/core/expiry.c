@@ -46,8 +46,7 @@ expiry_new(struct expiry **ret, struct user *user, uint64_t ttl_ns, struct refus
 
     if (!expiry)
         return -ENOMEM;
-    if (charge_init(&expiry->charge, user, RES_HOST, 0,
-                    sizeof(*expiry) + TEXT_HOST(sizeof(expiry->at_ns)), r)) {
+    if (charge_init(&expiry->charge, user, RES_HOST, 0, EXPIRY_HOST, r)) {
         free(expiry);
         return REFUSED;
     }

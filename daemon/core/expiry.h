@@ -20,6 +20,8 @@ struct expiry {
     struct charge charge;
 };
 
+#define EXPIRY_HOST (sizeof(struct expiry) + TEXT_HOST(sizeof(uint64_t))) /* it is charged */
+
 RB_HEAD(expiries, expiry); /* by time */
 RB_HEAD(expiring, expiry); /* by array */
 

@@ -8,8 +8,8 @@
 #include "units.h"
 
 #define HELLO_WAIT_NS \
-    UINT64_C(4000000000)             /* until it is refused; clients wait 5 s for an answer */
-#define HOST_ROOM ((size_t)16 << 20) /* more than a request is charged, bytes */
+    UINT64_C(4000000000)              /* until it is refused; clients wait 5 s for an answer */
+#define HOST_ROOM (UINT64_C(4) << 20) /* more than a request is charged, bytes */
 #define FDS_ROOM  64
 
 /* What tells of all pools, or changes something in all. */
@@ -19,18 +19,14 @@ static const bool needs_all[MSG_N_METHODS] = {
     [MSG_METRICS] = true, [MSG_TICKETS] = true,     [MSG_WITHDRAW] = true,
 };
 
-/* What is not back counts, too, against what all may have together; how much it is, is not known
- * exactly. */
+/* What there is for it beside others is not known exactly, before all is back. */
 static bool
-is_near_total(const struct core *core)
+is_near_share(const struct user *user, enum resource res, uint64_t room)
 {
-    const struct core_totals *totals = &core->config.totals;
-    const struct units *u = core->units;
-    uint64_t host = core->used[RES_HOST] + u->host + HOST_ROOM;
-    uint64_t fds = core->used[RES_FDS] + u->records->n_blocks - u->n_blocks_whole + FDS_ROOM;
+    uint64_t share = user_share(user, res), doubt = user->core->due[res] / 16 + room;
+    uint64_t least = share > doubt ? share - doubt : 0;
 
-    return (totals->host_bytes && host > totals->host_bytes - totals->host_bytes / 16) ||
-           (totals->fds && fds > totals->fds - totals->fds / 16);
+    return least < user->used[res] && least < user_limit(user->core, res);
 }
 
 static bool
@@ -64,10 +60,11 @@ lacks_something(struct core *core, const struct conn *conn, enum msg_method meth
     const bool *all = msg_param(method, params, "all");
     struct pool *pool = name ? pool_find(core, conn, *name) : NULL;
 
-    if (needs_all[method] || (all && *all) || is_near_total(core))
-        return true;
-    if (method == MSG_RESUME)
+    if (method == MSG_RESUME) /* which is not refused for its share */
         return lacks_claims(core->units, conn, &params->resume);
+    if (needs_all[method] || (all && *all) || is_near_share(conn->user, RES_HOST, HOST_ROOM) ||
+        is_near_share(conn->user, RES_FDS, FDS_ROOM))
+        return true;
     if (ticket && ticket->n == TICKET_WORDS)
         return units_lack_ticket(core->units, (struct record_key){ticket->v[0], ticket->v[1]});
     return pool && units_lack(core->units, pool->unit);
@@ -78,7 +75,7 @@ static bool
 hello_waits(const struct core *core, const struct conn *conn)
 {
     return core->now_ns < core->units->since_ns + HELLO_WAIT_NS &&
-           (units_lack_user(core->units, conn->user->uid) || is_near_total(core));
+           units_lack_user(core->units, conn->user->uid);
 }
 
 bool

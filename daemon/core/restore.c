@@ -579,7 +579,7 @@ end_unit(const struct restoring *to)
     struct core *core = to->core;
     struct pool *pool = to->unit->pool;
 
-    units_end(core->units, to->unit);
+    units_end(core, to->unit);
     persist_numbers(core);
     if (pool)
         doubts_know(&core->known, &pool->doubts); /* of who has come back meanwhile */
@@ -610,6 +610,20 @@ count_steps(struct units *units)
     units->n_steps = units->n_left;
 }
 
+static int
+run_one(const struct restoring *to, const struct phase *phase, uint32_t i)
+{
+    struct core *core = to->core;
+    uint64_t host = core->used[RES_HOST], fds = core->used[RES_FDS];
+    int r = phase->run(to, i);
+
+    if (core->used[RES_HOST] > host)
+        units_charged(core, to->unit, RES_HOST, core->used[RES_HOST] - host);
+    if (core->used[RES_FDS] > fds)
+        units_charged(core, to->unit, RES_FDS, core->used[RES_FDS] - fds);
+    return r;
+}
+
 /* Some of its phase. Returns what of the budget it took, or -errno. */
 static int
 run_phase(const struct restoring *to, uint32_t budget)
@@ -626,7 +640,7 @@ run_phase(const struct restoring *to, uint32_t budget)
     if (!phase->is_recorded)
         *journal = NULL;
     for (; r == 0 && unit->at < unit->n[phase->type] && n < (imports ? 1 : budget); n++)
-        r = phase->run(to, order[unit->at++]);
+        r = run_one(to, phase, order[unit->at++]);
     *journal = was;
     units->n_left -= n;
     if (unit->at == unit->n[phase->type]) {

@@ -90,6 +90,7 @@ struct core {
 
     /* What the end of an event looks at. */
     uint64_t used[N_RESOURCES];     /* by all users */
+    uint64_t due[N_RESOURCES];      /* about what will be, of HOST and FDS, when all is back */
     struct user_list busy;          /* for whom something is to be done: work_run() */
     struct use_list lingering;      /* of dead arrays, whose fences have not passed */
     struct use_list landed;         /* of those whose have */

@@ -58,6 +58,8 @@ of_array(const struct units *u, const struct restore_array *a)
     size_t host = array_host(n_extents, r->n_typestr, r->n_descr, r->n_name);
     if (r->flags & ARRAY_TEXT)
         host += TEXT_BYTES(r->n_metadata);
+    if (r->flags & ARRAY_EXPIRES)
+        host += EXPIRY_HOST;
     if (r->whole)
         host += PART_HOST;
     return (struct of){unit_of_pool(u, r->pool), r->uid, host};
@@ -213,9 +215,16 @@ order(struct units *u, enum record_type type, const struct founds *founds)
     return 0;
 }
 
+static void
+add_due(struct core *core, struct unit *unit, enum resource res, uint64_t amount)
+{
+    unit->due[res] += amount;
+    core->due[res] += amount;
+}
+
 /* -ENOMEM. */
 static int
-add_type(struct units *u, enum record_type type)
+add_type(struct units *u, struct core *core, enum record_type type)
 {
     struct founds founds = {0};
     int r = sort_places(u, type, &founds);
@@ -226,8 +235,8 @@ add_type(struct units *u, enum record_type type)
         founds.v[i].key.id = of.unit;
         unit->n[type]++;
         unit->n_records++;
-        unit->host += of.host;
-        u->host += of.host;
+        add_due(core, unit, RES_HOST, of.host);
+        add_due(core, unit, RES_FDS, type == RECORD_BLOCK);
         r = add_concern(u, &of);
         if (r == 0 && type == RECORD_ARRAY) {
             const struct of writer =
@@ -284,7 +293,7 @@ units_new(struct units **ret, struct core *core, struct restore *records,
     }
     r = find_pools(u, core, get_pool);
     for (size_t i = 0; r == 0 && i < ARRAY_SIZE(types); i++)
-        r = add_type(u, types[i]);
+        r = add_type(u, core, types[i]);
     if (r < 0) {
         units_free(u);
         return r;
@@ -338,12 +347,20 @@ units_next(struct units *u)
 }
 
 void
-units_end(struct units *u, struct unit *unit)
+units_charged(struct core *core, struct unit *unit, enum resource res, uint64_t amount)
+{
+    amount = min_u64(amount, unit->due[res]);
+    unit->due[res] -= amount;
+    core->due[res] -= amount;
+}
+
+void
+units_end(struct core *core, struct unit *unit)
 {
     unit->is_whole = true;
-    u->has_news |= unit->is_wanted;
-    u->host -= unit->host;
-    u->n_blocks_whole += unit->n[RECORD_BLOCK];
+    core->units->has_news |= unit->is_wanted;
+    for (enum resource res = 0; res < N_RESOURCES; res++)
+        units_charged(core, unit, res, UINT64_MAX);
     if (unit->pool)
         unit->pool->unit = NULL;
 }

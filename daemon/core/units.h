@@ -19,8 +19,8 @@ struct unit {
     struct pool *pool; /* NULL: of records whose pool is not there any more */
     size_t first[N_RECORDS], n[N_RECORDS]; /* of its records, in units->order */
     size_t n_records;
-    size_t host;    /* bytes of the daemon's memory, about, that will be charged for them */
-    bool is_wanted; /* somebody waits for it */
+    uint64_t due[N_RESOURCES]; /* its part of core->due */
+    bool is_wanted;            /* somebody waits for it */
     bool is_whole;
 
     /* How far it has come. */
@@ -45,8 +45,6 @@ struct units {
     struct concern *concerns; /* by uid */
     size_t n_concerns, n_room;
     size_t n_steps, n_left; /* in all, and to be done: restore.c */
-    size_t n_blocks_whole;  /* that have */
-    size_t host;            /* of units that are not whole */
     uint64_t since_ns;
     bool has_news; /* one that somebody waits for has become whole: core_admits_more() */
     bool has_refused_hello; /* whoever waits too long is told */
@@ -64,8 +62,10 @@ int units_new(struct units **ret, struct core *core, struct restore *records,
 void units_free(struct units *units);
 /* The one to go on with; NULL: all are whole. */
 struct unit *units_next(struct units *units);
+/* So much of what is due for it has been charged. */
+void units_charged(struct core *core, struct unit *unit, enum resource res, uint64_t amount);
 /* It is whole. */
-void units_end(struct units *units, struct unit *unit);
+void units_end(struct core *core, struct unit *unit);
 /* The pool that a record says by its number; NULL: it is not there. */
 struct pool *units_pool(const struct units *units, uint32_t number);
 /* How much of all is left, in millionths, at least 1. */

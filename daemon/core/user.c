@@ -117,21 +117,24 @@ total(const struct core *core, enum resource res)
     }
 }
 
-/* Its limit, or less, where all have a limit together. */
-static uint64_t
-room(const struct user *user, enum resource res)
+uint64_t
+user_share(const struct user *user, enum resource res)
 {
-    uint64_t limit = user_limit(user->core, res), all = total(user->core, res);
-    uint64_t others = user->core->used[res] - user->used[res];
+    uint64_t all = total(user->core, res);
+    uint64_t others = user->core->used[res] + user->core->due[res] - user->used[res];
 
     if (all == 0)
-        return limit;
+        return UINT64_MAX;
     if (user->uid != 0)
         all -= all / 16;
     all = all > others ? all - others : 0;
-    if (user->uid != 0)
-        all /= 2;
-    return all < limit ? all : limit;
+    return user->uid != 0 ? all / 2 : all;
+}
+
+static uint64_t
+room(const struct user *user, enum resource res)
+{
+    return min_u64(user_limit(user->core, res), user_share(user, res));
 }
 
 int

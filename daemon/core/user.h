@@ -128,6 +128,8 @@ int user_charge(struct user *user, enum resource res, uint64_t amount, struct re
 void user_charge_anyway(struct user *user, enum resource res, uint64_t amount);
 void user_uncharge(struct user *user, enum resource res, uint64_t amount);
 uint64_t user_limit(const struct core *core, enum resource res);
+/* What there is for it beside others, with what is due; UINT64_MAX: all have no limit together. */
+uint64_t user_share(const struct user *user, enum resource res);
 
 /* What an object costs its user: so many of one resource, and bytes of the daemon's own memory.
  * It lies in that object and is undone with it (I4). All zero, it is none; undone, it still says

@@ -448,3 +448,31 @@ CORE_TEST(return, one_after_the_other, h_sharing)
     cr_assert_eq(h->core->units->n_concerns, 2);
     cr_assert_lt(h->core->units->n_room, 100);
 }
+
+static void
+little_for_all(struct core_config *config)
+{
+    h_sharing(config);
+    config->totals.host_bytes = UINT64_C(12) << 20;
+}
+
+/* What is due to others is theirs already, and is no reason to wait. */
+CORE_TEST(return, beside_what_others_have, little_for_all)
+{
+    uint64_t a = h_connect(h, 1000, 1000);
+    const uint64_t lease = named(h, a, "x", "device", 0), words[] = {7, 1};
+
+    more_names(h, a, 100 * NSEC_PER_SEC);
+    put_in_set(h, a, (struct msg_publish_params){.name = MSG_STR("s/")}, &lease, 1);
+    h_request(h, a, MSG_SEND, &(struct msg_send_params){.lease = lease, .ticket = {words, 2}});
+    core_set_pieces(h->core, 1);
+    saved_begin_restart(h);
+    h_create_now(h, h_connect(h, 1001, 1001), NULL, NULL, 100);
+    cr_assert_not(core_is_whole(h->core));
+    const struct user *user = user_find(h->core, 1001);
+    uint64_t share = user_share(user, RES_HOST), due = h->core->due[RES_HOST];
+    saved_finish(h);
+    cr_assert_eq(h->core->due[RES_HOST] + h->core->due[RES_FDS], 0);
+    cr_assert_leq(user_share(user, RES_HOST), share + due / 16);
+    cr_assert_geq(user_share(user, RES_HOST) + due / 16, share);
+}
