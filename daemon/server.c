@@ -32,6 +32,7 @@
 #include "worker.h"
 
 #define STOP_MS         10000
+#define RESTORE_NS      20000 /* in a turn, for what is to come back, beside */
 #define ARRIVALS_PART   4    /* of all fds, for connections that are not taken up yet */
 #define ACCEPT_RETRY_MS 100  /* after the process had no fd to spare */
 #define GRACE_MS        5000 /* that the driver has before clients hear of it */
@@ -309,7 +310,8 @@ static void
 on_overdue(uv_idle_t *idle)
 {
     struct server *s = idle->data;
-    uint64_t until_ns = clock_now_ns() + min_u64(s->conns.heard_ns, NSEC_PER_MSEC);
+    uint64_t until_ns =
+        clock_now_ns() + RESTORE_NS + min_u64(s->conns.heard_ns, NSEC_PER_MSEC);
 
     uv_idle_stop(idle);
     do

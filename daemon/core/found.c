@@ -10,13 +10,14 @@
 int
 founds_add(struct founds *to, struct record_key key, uint64_t place)
 {
-    bool is_full = to->n == 0 || (to->n >= 64 && (to->n & (to->n - 1)) == 0);
-    size_t room = to->n ? 2 * to->n : 64;
-    struct found *v = is_full ? reallocarray(to->v, room, sizeof(*v)) : to->v;
-
-    if (!v)
-        return -ENOMEM;
-    to->v = v;
+    if (to->n == to->room) {
+        size_t room = to->n ? 2 * to->n : 64;
+        struct found *v = reallocarray(to->v, room, sizeof(*v));
+        if (!v)
+            return -ENOMEM;
+        to->v = v;
+        to->room = room;
+    }
     to->v[to->n++] = (struct found){.key = key, .place = place};
     return 0;
 }
@@ -89,11 +90,29 @@ founds_sort(struct founds *founds)
 
     if (is_sorted(founds))
         return 0;
-    room = reallocarray(NULL, founds->n, sizeof(*room));
+    room = reallocarray(NULL, founds->room, sizeof(*room));
     if (!room)
         return -ENOMEM;
     sort_from(founds, DIGITS / 2, &room); /* where those that have one id are few, */
     sort_from(founds, 0, &room);          /* or not in order */
     free(room);
+    return 0;
+}
+
+int
+founds_compact(struct founds *founds)
+{
+    int r = founds_sort(founds);
+    size_t n = 0;
+
+    if (r < 0)
+        return r;
+    for (size_t i = 0; i < founds->n; i++) {
+        if (n > 0 &&
+            memcmp(&founds->v[n - 1].key, &founds->v[i].key, sizeof(struct record_key)) == 0)
+            n--;
+        founds->v[n++] = founds->v[i];
+    }
+    founds->n = n;
     return 0;
 }

@@ -59,8 +59,11 @@ read_record(struct founds all[static N_RECORDS], const struct journal_record *re
         return 0;
     if (is_gone && (gone->type >= N_RECORDS || !kinds[gone->type].item))
         return 0;
-    return founds_add(&all[is_gone ? gone->type : record->type], gone->key,
-                      record->place | (is_gone ? IS_GONE : 0));
+    struct founds *to = &all[is_gone ? gone->type : record->type];
+    int r = founds_add(to, gone->key, record->place | (is_gone ? IS_GONE : 0));
+    if (r == 0 && record->type == RECORD_DONE && to->n == to->room)
+        r = founds_compact(to); /* each takes the place of one before, but for the first ones */
+    return r;
 }
 
 /* The last one of its object, which is there. */
