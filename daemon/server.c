@@ -33,9 +33,9 @@
 
 #define STOP_MS         10000
 #define RESTORE_NS      20000 /* in a turn, for what is to come back, beside */
-#define ARRIVALS_PART   4    /* of all fds, for connections that are not taken up yet */
-#define ACCEPT_RETRY_MS 100  /* after the process had no fd to spare */
-#define GRACE_MS        5000 /* that the driver has before clients hear of it */
+#define ARRIVALS_PART   4     /* of all fds, for connections that are not taken up yet */
+#define ACCEPT_RETRY_MS 100   /* after the process had no fd to spare */
+#define GRACE_MS        5000  /* that the driver has before clients hear of it */
 #define NOTIFY_RETRY_MS 100
 #define REPLY_BUSY      2048 /* bytes of records in a reply to a greedy uid */
 #define NEEDS_PEERPIDFD                                                                       \
@@ -310,8 +310,7 @@ static void
 on_overdue(uv_idle_t *idle)
 {
     struct server *s = idle->data;
-    uint64_t until_ns =
-        clock_now_ns() + RESTORE_NS + min_u64(s->conns.heard_ns, NSEC_PER_MSEC);
+    uint64_t until_ns = clock_now_ns() + RESTORE_NS + min_u64(s->conns.heard_ns, NSEC_PER_MSEC);
 
     uv_idle_stop(idle);
     do

@@ -323,6 +323,12 @@ caid_client_devices(const struct caid_client *client, const struct caid_device *
     return (int)client->n_devices;
 }
 
+const struct caid_daemon *
+caid_client_daemon(const struct caid_client *client)
+{
+    return &client->daemon;
+}
+
 const char *
 caid_code_name(int32_t code)
 {

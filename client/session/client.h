@@ -63,6 +63,7 @@ struct caid_client {
     char pool[72];
     char machine_id[33], daemon_id[33]; /* "": an old daemon */
     char name[PROTO_CLIENT_MAX + 1];
+    struct caid_daemon daemon;
     uint32_t open_max; /* names in one open request */
     uint32_t set_max;  /* members of a set */
     size_t packet_max; /* bytes that the daemon takes */

@@ -238,6 +238,11 @@ hello_apply(struct caid_client *client, const struct msg_hello_result *hello,
     text_copy(client->pool, sizeof(client->pool), hello->pool);
     text_copy(client->machine_id, sizeof(client->machine_id), hello->machine_id);
     text_copy(client->daemon_id, sizeof(client->daemon_id), hello->daemon_id);
+    client->daemon = (struct caid_daemon){.driver = of_daemon,
+                                          .socket = client->socket,
+                                          .pool = client->pool,
+                                          .machine_id = client->machine_id,
+                                          .daemon_id = client->daemon_id};
     resume_fill(client, hello->token);
 
     int r = devices_fill(client, hello, error);

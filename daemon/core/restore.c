@@ -826,6 +826,8 @@ end_restore(struct core *core)
 
     units_free(TAKE_PTR(core->units));
     formers_wait(core, n_arrays);
+    TAILQ_FOREACH(conn, &core->waiting, waiting) /* whose hello may have waited */
+        conn->deadline_ns = core->now_ns + core->config.hello_timeout_ns;
     RB_FOREACH(conn, conns, &core->departed) {
         bool has_left = conn->is_held_back && (!conn->former || conn->exited);
         conn->is_held_back = false;

@@ -77,6 +77,23 @@ py_client_status(PyObject *op, PyObject *Py_UNUSED(unused))
     return py_answer(&answer_status, &status);
 }
 
+PyObject *
+py_client_daemon(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct client_object *self = py_client(op);
+    struct caid_client *c = py_client_enter(self);
+    const struct caid_daemon *daemon;
+    PyObject *tuple;
+
+    if (!c)
+        return NULL;
+    daemon = caid_client_daemon(c);
+    tuple = Py_BuildValue("(ssss)", daemon->driver, daemon->socket, daemon->machine_id,
+                          daemon->daemon_id);
+    py_client_leave(self);
+    return tuple;
+}
+
 /* "" is what is not known. */
 static PyObject *
 known_or_none(const char *s)

@@ -334,6 +334,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(withdraw, "Ends tickets: how many.")                                                 \
     METHOD(defer_end, METH_NOARGS, "Undoes one _defer_begin().")                              \
     METHOD(status, METH_NOARGS, "The daemon: a tuple.")                                       \
+    METHOD(daemon, METH_NOARGS, "driver, socket, machine_id and daemon_id; asks nobody.")      \
     METHOD(devices, METH_NOARGS, "The daemon's devices: a list of tuples.")                   \
     FAST(host_alloc, "Page-locked memory: a HostMemory.")                                     \
     FAST(host_register, "Page-locks memory; its device address, or 0.")                       \

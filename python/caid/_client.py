@@ -164,10 +164,9 @@ class Client(_queries.Queries, Closing):
             call_timeout=call_timeout,
             reconnect_timeout=reconnect_timeout,
         )
-        try:  # asked now: arrays are used after the daemon's death, too
-            status = self.status()
-            daemons, self._socket = status.driver, os.path.abspath(status.socket)
-            self.machine_id, self.daemon_id = status.machine_id, status.daemon_id
+        try:  # now: arrays are used after the daemon's death, too
+            daemons, path, self.machine_id, self.daemon_id = self._daemon()
+            self._socket = os.path.abspath(path)
             self._driver = driver or os.environ.get("CAID_CUDA_DRIVER") or daemons
             self._host_accessible = daemons == "soft" and not _strict.is_asked()
         except BaseException:

@@ -479,6 +479,28 @@ def test_a_start_is_no_turn(restarts):
         assert 0 < c.status().turn_wall_ns < 1_000_000_000
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take other uids")
+def test_nobody_waits_for_what_another_one_has():
+    """Who connects for the first time while it comes back, and makes something."""
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.chmod(0o755)
+        r = stack.enter_context(contextlib.closing(Restarts(folder)))
+        with r.connect() as c:
+            for i in range(30):
+                c.create(f"x{i}", 1000, "<f4", exclusive=True).close()
+        r.end()
+        r.start("env", "CAID_SOFTCUDA_FAIL=cuMemImportFromShareableHandle=delay:100000")
+        them = dict(user=SOMEBODY, group=SOMEBODY, extra_groups=[])
+        other = Child("with caid.Client() as client:\n    client.create('y', 10, '<f4').close()\n    print('made')", r.env, **them)
+        stack.callback(other.kill)
+        other.expect("made")
+        assert "are back" not in r.log()
+        with r.connect() as c:
+            assert c.status().arrays == 31
+        assert "are back" in r.log()
+
+
 def test_a_member_has_one_record(restarts):
     """Whatever sets an array is put into, and under how many keys."""
     text = "x" * 4000

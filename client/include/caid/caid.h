@@ -161,6 +161,17 @@ struct caid_device {
 /* The daemon's devices, borrowed, fixed for the life of the connection. Returns their number. */
 int caid_client_devices(const struct caid_client *client, const struct caid_device **ret);
 
+/* What the daemon is, as it said when the client connected. Fields are only appended. */
+struct caid_daemon {
+    const char *driver;                 /* "cuda", "soft" */
+    const char *socket;                 /* that this client is connected to */
+    const char *pool;                   /* the caller's own */
+    const char *machine_id, *daemon_id; /* as in caid_status; "": of an old one */
+};
+
+/* Borrowed, fixed for the life of the connection. Asks nobody. */
+const struct caid_daemon *caid_client_daemon(const struct caid_client *client);
+
 int caid_client_status(struct caid_client *client, struct caid_status *ret,
                        struct caid_error *error);
 
