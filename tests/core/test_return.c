@@ -475,83 +475,85 @@ CORE_TEST(return, beside_what_others_have, little_for_all)
     cr_assert_eq(h->core->due[RES_HOST] + h->core->due[RES_FDS], 0);
     cr_assert_leq(user_share(user, RES_HOST), share + due / 16);
     cr_assert_geq(user_share(user, RES_HOST) + due / 16, share);
+}
 
-    /* ---- what is not back yet ---- */
+/* ---- what is not back yet ---- */
 
-    static const uint64_t secret[] = {7, 1};
+static const uint64_t secret[] = {7, 1};
 
-    /* One that many may take. */
-    static void send_by_secret(struct harness * h, uint64_t conn, uint64_t lease)
-    {
-        const struct msg_send_params p = {.lease = lease, .ticket = {secret, 2}, .many = true};
+/* One that many may take. */
+static void
+send_by_secret(struct harness *h, uint64_t conn, uint64_t lease)
+{
+    const struct msg_send_params p = {.lease = lease, .ticket = {secret, 2}, .many = true};
 
-        cr_assert_eq(h_request(h, conn, MSG_SEND, &p)->error, 0);
-    }
+    cr_assert_eq(h_request(h, conn, MSG_SEND, &p)->error, 0);
+}
 
-    static uint32_t take_by_secret(struct harness * h, uint64_t conn)
-    {
-        const struct msg_take_params p = {.ticket = {secret, 2},
-                                          .mode = MSG_STR("r"),
-                                          .keep = true};
+static uint32_t
+take_by_secret(struct harness *h, uint64_t conn)
+{
+    const struct msg_take_params p = {.ticket = {secret, 2},
+                                      .mode = MSG_STR("r"),
+                                      .keep = true};
 
-        return h_request(h, conn, MSG_TAKE, &p)->error;
-    }
+    return h_request(h, conn, MSG_TAKE, &p)->error;
+}
 
-    /* Somebody who has nothing takes it, and somebody sends another one by its secret. */
-    CORE_TEST(return, with_a_ticket_that_is_not_back, NULL)
-    {
-        uint64_t a = come(h, 1000);
+/* Somebody who has nothing takes it, and somebody sends another one by its secret. */
+CORE_TEST(return, with_a_ticket_that_is_not_back, NULL)
+{
+    uint64_t a = come(h, 1000);
 
-        send_by_secret(h, a, h_create_now(h, a, "x", "open", 100)->lease);
-        core_set_pieces(h->core, 1);
-        saved_begin_restart(h);
-        uint64_t b = h_connect(h, 1002, 1002);
-        cr_assert_not(core_is_whole(h->core));
-        const struct msg_send_params again = {.lease =
-                                                  h_create_now(h, b, NULL, NULL, 100)->lease,
-                                              .ticket = {secret, 2}};
-        cr_assert_not(core_is_whole(h->core));
-        cr_assert_eq(take_by_secret(h, b), 0);
-        cr_assert_eq(h_request(h, b, MSG_SEND, &again)->error, PROTO_ERR_INVALID);
-    }
+    send_by_secret(h, a, h_create_now(h, a, "x", "open", 100)->lease);
+    core_set_pieces(h->core, 1);
+    saved_begin_restart(h);
+    uint64_t b = h_connect(h, 1002, 1002);
+    cr_assert_not(core_is_whole(h->core));
+    const struct msg_send_params again = {.lease = h_create_now(h, b, NULL, NULL, 100)->lease,
+                                          .ticket = {secret, 2}};
+    cr_assert_not(core_is_whole(h->core));
+    cr_assert_eq(take_by_secret(h, b), 0);
+    cr_assert_eq(h_request(h, b, MSG_SEND, &again)->error, PROTO_ERR_INVALID);
+}
 
-    /* Of a pool where its client has nothing else. */
-    CORE_TEST(return, with_a_lease_on_what_is_not_back, NULL)
-    {
-        uint64_t a = come(h, 1000), b = come(h, 1001);
+/* Of a pool where its client has nothing else. */
+CORE_TEST(return, with_a_lease_on_what_is_not_back, NULL)
+{
+    uint64_t a = come(h, 1000), b = come(h, 1001);
 
-        for (int i = 0; i < 8; i++)
-            h_create_now(h, a, (char[]){'a', (char)('0' + i), '\0'}, "open", 0);
-        h_create_now(h, a, "x", "open", 0);
-        const struct h_reply *opened = h_open(h, b, "x", "open", "r");
-        const uint64_t pair[] = {opened->lease, opened->arrays[0].number};
-        const struct msg_resume_params p = {.read = {pair, 2}};
-        core_set_pieces(h->core, 1);
-        saved_begin_restart(h);
-        uint64_t c = h_connect_as(h, 1001, 1001, h->pids[b]);
-        cr_assert(hello(h, c, b)->resumed);
-        cr_assert_not(core_is_whole(h->core));
-        const struct h_reply *reply = h_request(h, c, MSG_RESUME, &p);
-        cr_assert_eq(reply->error, 0, "%s", reply->text);
-        cr_assert_eq(reply->n_parts, 0, "nothing is lost");
-    }
+    for (int i = 0; i < 8; i++)
+        h_create_now(h, a, (char[]){'a', (char)('0' + i), '\0'}, "open", 0);
+    h_create_now(h, a, "x", "open", 0);
+    const struct h_reply *opened = h_open(h, b, "x", "open", "r");
+    const uint64_t pair[] = {opened->lease, opened->arrays[0].number};
+    const struct msg_resume_params p = {.read = {pair, 2}};
+    core_set_pieces(h->core, 1);
+    saved_begin_restart(h);
+    uint64_t c = h_connect_as(h, 1001, 1001, h->pids[b]);
+    cr_assert(hello(h, c, b)->resumed);
+    cr_assert_not(core_is_whole(h->core));
+    const struct h_reply *reply = h_request(h, c, MSG_RESUME, &p);
+    cr_assert_eq(reply->error, 0, "%s", reply->text);
+    cr_assert_eq(reply->n_parts, 0, "nothing is lost");
+}
 
-    /* What it kept is in a set, which is back after it. */
-    CORE_TEST(return, with_a_ticket_that_runs_out_meanwhile, NULL)
-    {
-        uint64_t a = h_connect(h, 1000, 1000);
-        const uint64_t lease = h_small(h, a, 100).lease;
+/* What it kept is in a set, which is back after it. */
+CORE_TEST(return, with_a_ticket_that_runs_out_meanwhile, NULL)
+{
+    uint64_t a = h_connect(h, 1000, 1000);
+    const uint64_t lease = h_small(h, a, 100).lease;
 
-        send_by_secret(h, a, lease);
-        put_in_set(h, a, (struct msg_publish_params){.name = MSG_STR("s/")}, &lease, 1);
-        h_disconnect(h, a);
-        core_set_pieces(h->core, 1);
-        h->by_hand = true;
-        h->now_ns += 2 * H_AGE_NS;
-        saved_restart(h);
-        h->by_hand = false;
-        uint64_t b = h_connect(h, 1000, 1000);
-        cr_assert_eq(h_open(h, b, "s/a", NULL, "r")->error, 0);
-        h_tick(h, 0);
-        cr_assert_eq(take_by_secret(h, b), PROTO_ERR_NOT_FOUND);
-    }
+    send_by_secret(h, a, lease);
+    put_in_set(h, a, (struct msg_publish_params){.name = MSG_STR("s/")}, &lease, 1);
+    h_disconnect(h, a);
+    core_set_pieces(h->core, 1);
+    h->by_hand = true;
+    h->now_ns += 2 * H_AGE_NS;
+    saved_restart(h);
+    h->by_hand = false;
+    uint64_t b = h_connect(h, 1000, 1000);
+    cr_assert_eq(h_open(h, b, "s/a", NULL, "r")->error, 0);
+    h_tick(h, 0);
+    cr_assert_eq(take_by_secret(h, b), PROTO_ERR_NOT_FOUND);
+}
