@@ -301,8 +301,9 @@ int
 connect_client(struct caid_client *client, const struct caid_connect_options *options,
                struct attempts *attempts, struct caid_error *error)
 {
-    uint64_t env_ns;
+    uint64_t env_ns, left = attempts->left;
 
+    attempts->left = 0;
     int r = env_timeout(&env_ns, error);
     if (r < 0)
         return r;
@@ -316,11 +317,13 @@ connect_client(struct caid_client *client, const struct caid_connect_options *op
                                     ? 0
                                     : first_of(options->reconnect_timeout_ns, 0, RECONNECT_NS);
     r = connect_socket(client, options->socket, attempts->deadline_ns, timeout_ns, error);
+    if (r == 0 && left) /* a signal may have come amid the pause */
+        r = interrupt_ask(client, error);
     if (r < 0)
         return r;
     client->call_timeout_ns = time_left(attempts->deadline_ns);
     r = say_hello(client, options, error);
-    attempts->is_less = !attempts->left || client->left < attempts->left;
+    attempts->is_less = !left || client->left < left;
     attempts->left = client->left;
     client->call_timeout_ns = first_of(options->call_timeout_ns, env_ns, CAID_FOREVER);
     return r == -ETIMEDOUT ? fail_in_time(client, timeout_ns, error) : r;

@@ -253,6 +253,14 @@ def test_a_return_that_takes_its_time(daemon, tmp_path):
     assert not has_lease(notes, LEASES[0])
 
 
+def test_connecting_while_not_all_is_back(tmp_path):
+    """Most of that time passes between two attempts."""
+    left = itertools.count(1_000_000, -1000)
+    with fake_daemon(tmp_path / "s", hello=lambda: ((22, "not all is back", ("left", next(left))), [])):
+        with interrupted():
+            caid.connect(tmp_path / "s", timeout=PATIENCE_S)
+
+
 def test_closing_while_a_hello_is_not_answered(daemon, tmp_path):
     with daemon.connect() as real:
         device = {**DEVICE, "uuid": real.devices[0].uuid}
