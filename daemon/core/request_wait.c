@@ -39,16 +39,25 @@ lacks_arrays(struct units *units, struct msg_u64s ids, uint32_t first, uint32_t 
     return lacks;
 }
 
+/* What these requests were about. */
+static bool
+lacks_done(struct units *units, const struct conn *conn, struct msg_u64s requests)
+{
+    bool lacks = false;
+
+    for (uint32_t i = 0; i < requests.n; i++) {
+        const struct done *done = &conn->done[requests.v[i] % DONE_MAX];
+        lacks |= units_lack_array(units, done->array) | units_lack_array(units, done->part);
+    }
+    return lacks;
+}
+
 static bool
 lacks_claims(struct units *units, const struct conn *conn, const struct msg_resume_params *p)
 {
-    bool lacks = lacks_arrays(units, p->read, 1, 2) | lacks_arrays(units, p->write, 1, 2) |
-                 lacks_arrays(units, p->parts, 0, 1) | lacks_arrays(units, p->ended, 0, 5);
-
-    for (size_t i = 0; i < DONE_MAX; i++) /* for what is repeated, and undone */
-        lacks |= units_lack_array(units, conn->done[i].array) |
-                 units_lack_array(units, conn->done[i].part);
-    return lacks;
+    return lacks_arrays(units, p->read, 1, 2) | lacks_arrays(units, p->write, 1, 2) |
+           lacks_arrays(units, p->parts, 0, 1) | lacks_arrays(units, p->ended, 0, 5) |
+           lacks_done(units, conn, p->repeats) | lacks_done(units, conn, p->undo);
 }
 
 static bool

@@ -557,3 +557,25 @@ CORE_TEST(return, with_a_ticket_that_runs_out_meanwhile, NULL)
     h_tick(h, 0);
     cr_assert_eq(take_by_secret(h, b), PROTO_ERR_NOT_FOUND);
 }
+
+/* What it has done away with is of no concern any more, unless it asks for that again. */
+CORE_TEST(return, after_taking_what_it_has_not_any_more, h_sharing)
+{
+    uint64_t a = h_connect(h, 1, 1), b = come(h, 1001), words[] = {7, 1};
+    const uint64_t lease = h_create_now(h, a, NULL, "open", 100)->lease;
+    const struct msg_take_params take = {.ticket = {words, 2}, .mode = MSG_STR("r")};
+
+    h_request(h, a, MSG_SEND, &(struct msg_send_params){.lease = lease, .ticket = {words, 2}});
+    const struct h_reply taken = *h_request(h, b, MSG_TAKE, &take);
+    const uint64_t request = taken.id;
+    cr_assert_eq(taken.error, 0);
+    h_close(h, b, taken.lease);
+    h_forget(h, b, taken.block);
+    core_set_pieces(h->core, 1);
+    saved_begin_restart(h);
+    uint64_t c = back(h, b, 1001);
+    resume(h, c, (struct msg_resume_params){0});
+    cr_assert(pool_named(h, "open")->unit);
+    resume(h, c, (struct msg_resume_params){.repeats = {&request, 1}, .done = true});
+    cr_assert_not(pool_named(h, "open")->unit);
+}
