@@ -401,9 +401,10 @@ talk_over(struct caid_client *client, struct caid_client *talk, struct caid_erro
     int r = hello(talk, why);
     pthread_mutex_lock(&client->lock);
     memcpy(resume->token, talk->resume.token, sizeof(resume->token));
-    if (talk->left && (!resume->left || talk->left < resume->left))
+    if (talk->left && (!resume->left || talk->left < resume->left)) {
         resume->since_ns = clock_now_ns(); /* it comes on */
-    resume->left = talk->left;
+        resume->left = talk->left;
+    }
     if (r >= 0 && client->away && !resume->ends)
         r = come_back(client, talk, r > 0, why);
     resume->talk = NULL;

@@ -70,7 +70,7 @@ struct resume { /* under the client's lock */
     bool started, ends;
     struct wake wake;  /* the thread's */
     uint64_t since_ns; /* it has been away, or what is not back has become less */
-    uint64_t left;     /* of that, by the daemon's last answer */
+    uint64_t left;     /* of that, the least that a daemon has told; 0: none has */
     struct wake back;  /* whoever waits for the return, or for the end of the connection */
     struct caid_client *talk; /* with a daemon that may be the next one, or NULL */
     uint64_t n_returns;

@@ -580,7 +580,6 @@ end_unit(const struct restoring *to)
     struct pool *pool = to->unit->pool;
 
     units_end(core, to->unit);
-    persist_numbers(core);
     if (pool)
         doubts_know(&core->known, &pool->doubts); /* of who has come back meanwhile */
 }
@@ -632,16 +631,21 @@ run_phase(const struct restoring *to, uint32_t budget)
     struct units *units = to->core->units;
     const struct phase *phase = &phases[unit->phase];
     const uint32_t *order = units->order[phase->type] + unit->first[phase->type];
-    struct journal **journal = &to->core->persist.journal, *was = *journal;
+    struct persist *persist = &to->core->persist;
+    struct journal *journal = persist->journal;
+    uint64_t ids = persist->ids, floor = persist->floor;
     bool imports = phase->run == restore_block; /* one takes as long as many others */
     uint32_t n = 0;
     int r = 0;
 
     if (!phase->is_recorded)
-        *journal = NULL;
+        persist->journal = NULL;
     for (; r == 0 && unit->at < unit->n[phase->type] && n < (imports ? 1 : budget); n++)
         r = run_one(to, phase, order[unit->at++]);
-    *journal = was;
+    persist->journal = journal;
+    if (persist->ids != ids || persist->floor != floor)
+        persist_numbers(
+            to->core); /* which others get and raise, too, before the unit is whole */
     units->n_left -= n;
     if (unit->at == unit->n[phase->type]) {
         unit->phase++;

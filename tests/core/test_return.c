@@ -579,3 +579,16 @@ CORE_TEST(return, after_taking_what_it_has_not_any_more, h_sharing)
     resume(h, c, (struct msg_resume_params){.repeats = {&request, 1}, .done = true});
     cr_assert_not(pool_named(h, "open")->unit);
 }
+
+/* The other one's is asked for as well. */
+CORE_TEST(return, first_to_who_has_less, h_sharing)
+{
+    uint64_t a = come(h, 1000), b = come(h, 1001);
+
+    more_names(h, a, 0);
+    core_set_pieces(h->core, 1);
+    saved_begin_restart(h);
+    cr_assert(units_lack_user(h->core->units, 1000));
+    cr_assert(hello(h, h_connect_as(h, 1001, 1001, h->pids[b]), b)->resumed);
+    cr_assert(pool_named(h, "uid:1000")->unit);
+}
