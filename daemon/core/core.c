@@ -453,6 +453,8 @@ core_exited(struct core *core, uint64_t id)
     if (!conn)
         return;
     conn->exited = true;
+    if (core->units)
+        core->units->has_exits |= conn->is_held_back;
     conn_wake(conn);
     core_run(core, core->behind);
 }

@@ -60,6 +60,21 @@ lacks_claims(struct units *units, const struct conn *conn, const struct msg_resu
            lacks_done(units, conn, p->repeats) | lacks_done(units, conn, p->undo);
 }
 
+/* Whether it is there, and its time over: it runs out when one before it is back. */
+static bool
+has_run_out(struct core *core, const uint64_t secret[static TICKET_WORDS])
+{
+    const struct ticket *ticket = ticket_find(core, secret);
+
+    return ticket && ticket->ends_ns && ticket->ends_ns <= core->boot_ns;
+}
+
+static bool
+is_of_timelines(enum msg_method method)
+{
+    return method == MSG_TIMELINE || method == MSG_OPEN_TIMELINE || method == MSG_TIMELINES;
+}
+
 static bool
 lacks_something(struct core *core, const struct conn *conn, enum msg_method method,
                 const union params *params)
@@ -74,8 +89,11 @@ lacks_something(struct core *core, const struct conn *conn, enum msg_method meth
     if (needs_all[method] || (all && *all) || is_near_share(conn->user, RES_HOST, HOST_ROOM) ||
         is_near_share(conn->user, RES_FDS, FDS_ROOM))
         return true;
+    if (is_of_timelines(method) && core->units->has_exits)
+        return true;
     if (ticket && ticket->n == TICKET_WORDS)
-        return units_lack_ticket(core->units, (struct record_key){ticket->v[0], ticket->v[1]});
+        return has_run_out(core, ticket->v) ||
+               units_lack_ticket(core->units, (struct record_key){ticket->v[0], ticket->v[1]});
     return pool && units_lack(core->units, pool->unit);
 }
 

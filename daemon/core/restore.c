@@ -814,6 +814,7 @@ core_restore(struct core *core, struct restore *restore)
     if (r < 0)
         return r;
     core->units->since_ns = core->now_ns;
+    core->units->boot_ns = core->boot_ns;
     count_steps(core->units);
     take_journal(&to);
     return 0;

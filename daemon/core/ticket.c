@@ -146,8 +146,10 @@ ticket_restore(struct core *core, struct user *user, struct array *array, bool r
         return 0;
     if (make(core, user, array, readonly, like, ret, NULL))
         return -ENOMEM;
-    if (!like->conn)
-        end_by(core, *ret, expiry_time(core, core->config.ticket_ttl_ns));
+    if (!like->conn) /* all at one time, whenever they are back */
+        end_by(core, *ret,
+               expiry_time(core, core->config.ticket_ttl_ns) -
+                   (core->boot_ns - core->units->boot_ns));
     return 0;
 }
 

@@ -44,11 +44,12 @@ struct units {
         *order[N_RECORDS]; /* places in records->lists, by unit; arrays by place in a block */
     struct concern *concerns; /* by uid */
     size_t n_concerns, n_room;
-    size_t n_steps, n_left; /* in all, and to be done: restore.c */
-    uint64_t since_ns;
+    size_t n_steps, n_left;     /* in all, and to be done: restore.c */
+    uint64_t since_ns, boot_ns; /* when the core began to have it back, by both clocks */
     bool has_news; /* one that somebody waits for has become whole: core_admits_more() */
     bool has_refused_hello; /* whoever waits too long is told */
-    int error;              /* core_restore_error() */
+    bool has_exits; /* of processes whose connections give nothing up yet: names of timelines */
+    int error;      /* core_restore_error() */
 };
 
 /* The pool that the record tells of, NULL: it is not configured any more. -ENOMEM. */
