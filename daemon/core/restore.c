@@ -520,14 +520,18 @@ end_block(const struct restoring *to, uint32_t i)
     return 0;
 }
 
+/* Late, since it may go at once, and before another array of the unit has it recorded. */
 static int
-end_expiry(const struct restoring *to, const struct restore_array *a, struct array *array)
+restore_expiry(const struct restoring *to, uint32_t i)
 {
+    const struct restore_array *a = &to->r->arrays[i];
+    struct array *array;
     struct texts texts;
 
-    if (!(a->record->flags & ARRAY_EXPIRES) || !array->named || !texts_init(&texts, a))
+    if (!(a->record->flags & ARRAY_EXPIRES) || !texts_init(&texts, a))
         return 0;
-    return expiry_restore(to->core, array, texts.expires);
+    array = array_index_find(to->core->former_arrays, a->record->key.id);
+    return array && array->named ? expiry_restore(to->core, array, texts.expires) : 0;
 }
 
 /* Before what says that it is gone. */
@@ -552,7 +556,6 @@ end_array(const struct restoring *to, uint32_t i)
     const struct restore_array *a = &to->r->arrays[i];
     const struct record_array *record = a->record;
     struct array *array = array_index_find(to->core->former_arrays, record->key.id);
-    int r;
 
     if (!array || !array->named)
         record_lost(to, a);
@@ -560,11 +563,10 @@ end_array(const struct restoring *to, uint32_t i)
         persist_gone(to->core, RECORD_ARRAY, record->key);
         return 0;
     }
-    r = end_expiry(to, a, array);
-    if (r < 0)
-        return r;
-    array->record = a->place;
-    array->record_named = record->flags & ARRAY_NAMED;
+    if (!array->record) { /* else it has another one by now */
+        array->record = a->place;
+        array->record_named = record->flags & ARRAY_NAMED;
+    }
     if (array->record_named != array->named)
         persist_array(array);
     else if (a->mark)
@@ -597,7 +599,7 @@ static const struct phase {
     {RECORD_HOLD, restore_hold, false},     {RECORD_ARRAY, restore_use, false},
     {RECORD_TICKET, restore_ticket, true},  {RECORD_BLOCK, end_block, true},
     {RECORD_MEMBER, restore_member, false}, {RECORD_ARRAY, restore_companion, false},
-    {RECORD_ARRAY, end_array, true},
+    {RECORD_ARRAY, restore_expiry, false},  {RECORD_ARRAY, end_array, true},
 };
 
 static void
