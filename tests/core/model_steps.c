@@ -144,6 +144,8 @@ model_leave(struct model *m, int s, bool hangup, bool exits)
         h_hangup(&m->h, slot->conn);
     if (!exits)
         return;
+    if (m->n_tickets) /* whose time begins when all is back */
+        saved_finish(&m->h);
     model_brackets_exit(m, s);
     model_tickets_hangup(m, M_SLOTS + s);
     while (slot->n_leases)
