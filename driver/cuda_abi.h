@@ -343,6 +343,8 @@ typedef enum CUstreamCaptureMode_enum {
 
 /* What is there of graphs: the types, and no nodes. */
 typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphNode_st *CUgraphNode;
+typedef struct CUgraphEdgeData_st CUgraphEdgeData;
 
 /* Stream memory operations. */
 

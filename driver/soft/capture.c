@@ -143,6 +143,7 @@ soft_cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode)
     stream->capture = (struct capture){
         .status = CU_STREAM_CAPTURE_STATUS_ACTIVE,
         .mode = mode,
+        .id = ++soft->last_capture_id,
         .thread = thread_id(),
     };
     soft->n_captures++;
@@ -191,8 +192,9 @@ is_captured_implicitly(const struct stream *legacy)
     return false;
 }
 
-CUresult
-soft_cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
+/* The id may be NULL, and is of a stream that captures only. */
+static CUresult
+capture_tell(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id)
 {
     HOLD(stream, stream, handle);
     if (!status)
@@ -201,6 +203,46 @@ soft_cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
     if (stream == stream->context->legacy && is_captured_implicitly(stream))
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status = stream->capture.status;
+    if (id && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
+        *id = stream->capture.id;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    return capture_tell(stream, status, NULL);
+}
+
+/* There is no graph before the end. */
+CUresult
+soft_cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
+                               CUgraph *graph, const CUgraphNode **dependencies,
+                               size_t *n_dependencies)
+{
+    RETURN_IF(capture_tell(stream, status, id));
+    if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
+        return CUDA_SUCCESS;
+    if (graph)
+        *graph = NULL;
+    if (dependencies)
+        *dependencies = NULL;
+    if (n_dependencies)
+        *n_dependencies = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+soft_cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
+                               CUgraph *graph, const CUgraphNode **dependencies,
+                               const CUgraphEdgeData **edges, size_t *n_dependencies)
+{
+    if (edges && !dependencies)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(soft_cuStreamGetCaptureInfo_v2(stream, status, id, graph, dependencies,
+                                             n_dependencies));
+    if (edges && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
+        *edges = NULL;
     return CUDA_SUCCESS;
 }
 

@@ -72,7 +72,7 @@ struct soft {
     struct memories memories; /* see memory.h */
     struct pools pools;       /* see pool.h */
     pthread_key_t thread_key; /* struct thread */
-    _Atomic uint64_t last_stream_id;
+    _Atomic uint64_t last_stream_id, last_capture_id;
     _Atomic unsigned int n_captures; /* that were not ended */
     _Atomic unsigned int n_nvml_users;
     struct watch watch;

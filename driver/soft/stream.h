@@ -45,6 +45,7 @@ struct op {
 struct capture {
     CUstreamCaptureStatus status;
     CUstreamCaptureMode mode;
+    uint64_t id;
     pid_t thread; /* that has begun it */
 };
 

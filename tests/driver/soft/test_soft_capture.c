@@ -96,11 +96,38 @@ CAID_TEST(soft_capture, is_ended_by_the_thread_that_began_it_unless_it_is_relaxe
     cr_assert_eq(blocked_join(&other), CUDA_SUCCESS);
 }
 
+CAID_TEST(soft_capture, each_has_an_id)
+{
+    CUstreamCaptureStatus status;
+    cuuint64_t first, second;
+    CUgraph graph = (CUgraph)&graph;
+    const CUgraphNode *nodes = (const CUgraphNode *)&graph;
+    const CUgraphEdgeData *edges = (const CUgraphEdgeData *)&graph;
+    size_t n = 7;
+    CUstream stream = start_capture(GLOBAL);
+    MUST(cuStreamGetCaptureInfo_v2(stream, &status, &first, NULL, NULL, NULL));
+    cr_assert_eq(status, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    end_capture(stream);
+    MUST(cuStreamBeginCapture_v2(stream, GLOBAL));
+    MUST(cuStreamGetCaptureInfo_v3(stream, &status, &second, &graph, &nodes, &edges, &n));
+    cr_assert_neq(first, second);
+    cr_assert_null(graph);
+    cr_assert_null(nodes);
+    cr_assert_null(edges);
+    cr_assert_eq(n, 0);
+    end_capture(stream);
+}
+
 SOFT_TEST(soft_capture, there_is_none_in_the_beginning)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    MUST(cuStreamIsCapturing(NULL, &status));
+    cuuint64_t id = 7;
+    const CUgraphEdgeData *edges;
+    MUST(cuStreamGetCaptureInfo_v3(NULL, &status, &id, NULL, NULL, NULL, NULL));
     cr_assert_eq(status, CU_STREAM_CAPTURE_STATUS_NONE);
+    cr_assert_eq(id, 7, "not written");
+    REFUSED(INVALID_VALUE,
+            cuStreamGetCaptureInfo_v3(NULL, &status, NULL, NULL, NULL, &edges, NULL));
     REFUSED(INVALID_VALUE, cuStreamIsCapturing(NULL, NULL));
 }
 
