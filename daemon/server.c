@@ -936,6 +936,7 @@ serve(struct server *s)
     s->conns.laps = (struct laps){0}; /* nobody has waited for what came before */
     log_info("serving on %s", s->setup.listener->path);
     notify_and_retry(s, "READY=1\nSTATUS=Serving");
+    run_core(s); /* what is to come back does so also where nobody asks for it */
     reload(s);
 }
 

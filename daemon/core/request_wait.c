@@ -7,10 +7,9 @@
 #include "restore.h"
 #include "units.h"
 
-#define HELLO_WAIT_NS \
-    UINT64_C(4000000000)              /* until it is refused; clients wait 5 s for an answer */
-#define HOST_ROOM (UINT64_C(4) << 20) /* more than a request is charged, bytes */
-#define FDS_ROOM  64
+#define HELLO_WAIT_NS UINT64_C(4000000000) /* a client waits for an answer for 5 s */
+#define HOST_ROOM     (UINT64_C(4) << 20)  /* more than a request is charged, bytes */
+#define FDS_ROOM      64
 
 /* What tells of all pools, or changes something in all. */
 static const bool needs_all[MSG_N_METHODS] = {

@@ -646,8 +646,7 @@ run_phase(const struct restoring *to, uint32_t budget)
         r = run_one(to, phase, order[unit->at++]);
     persist->journal = journal;
     if (persist->ids != ids || persist->floor != floor)
-        persist_numbers(
-            to->core); /* which others get and raise, too, before the unit is whole */
+        persist_numbers(to->core); /* others get and raise them before the unit is whole */
     units->n_left -= n;
     if (unit->at == unit->n[phase->type]) {
         unit->phase++;
@@ -655,6 +654,8 @@ run_phase(const struct restoring *to, uint32_t budget)
     }
     return r < 0 ? r : (int)(imports && n ? budget : n);
 }
+
+/* ---- the start: who was connected, and what they signal in ---- */
 
 /* -ENOMEM; else it has its name, or there is no such pool. */
 static int

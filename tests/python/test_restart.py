@@ -501,6 +501,14 @@ def test_nobody_waits_for_what_another_one_has():
         assert "are back" in r.log()
 
 
+def test_all_is_back_also_where_nobody_asks(restarts):
+    with restarts.connect() as c:
+        c.create("x", 1000, "<f4").close()
+    restarts.end()
+    restarts.launch()
+    wait_until(lambda: "are back" in restarts.log())
+
+
 def test_a_member_has_one_record(restarts):
     """Whatever sets an array is put into, and under how many keys."""
     text = "x" * 4000
