@@ -1,83 +1,66 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What stress_handoff and its processes share: a victim, which is brought to a moment of a hand-off
+ * What the actors of scenario_handoff share: a victim, which is brought to a moment of a hand-off
  * and killed there, one for each case, and a witness, which lives as long as half the cases and
  * waits for each victim on the same array.
  */
 #pragma once
 
-#include <semaphore.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <sys/types.h>
-
-#include "actor.h"
+#include "stress.h"
 
 /* MOMENT(name, when the victim is killed) */
-#define MOMENTS(MOMENT)                                        \
-    MOMENT(opened, "before its begin")                         \
-    MOMENT(waiting, "while its begin waits")                   \
-    MOMENT(started, "granted, before it looks for the answer") \
-    MOMENT(begun, "begun")                                     \
-    MOMENT(working, "with work enqueued")                      \
-    MOMENT(signalled, "between the signal and the end")        \
-    MOMENT(ended, "ended, the work not done")                  \
-    MOMENT(done, "ended, the work done")                       \
-    MOMENT(looping, "at any time, in a loop of brackets")      \
-    MOMENT(submitted, "a timeline's signal on its way")        \
-    MOMENT(silent, "a timeline's signal not even on its way")
+#define MOMENTS(MOMENT)                                               \
+    MOMENT(opened, "killed before its begin")                         \
+    MOMENT(waiting, "killed while its begin waits")                   \
+    MOMENT(started, "killed granted, before it looks for the answer") \
+    MOMENT(begun, "killed begun")                                     \
+    MOMENT(working, "killed with work enqueued")                      \
+    MOMENT(signalled, "killed between the signal and the end")        \
+    MOMENT(ended, "killed ended, the work not done")                  \
+    MOMENT(done, "killed ended, the work done")                       \
+    MOMENT(looping, "killed at any time, in a loop of brackets")      \
+    MOMENT(submitted, "killed with a timeline's signal on its way")   \
+    MOMENT(silent, "killed with a timeline's signal not even on its way")
+
+#define MOMENT(name, when) MOMENT_##name,
 
 enum moment {
-#define MOMENT(name, when) MOMENT_##name,
-    MOMENTS(MOMENT)
+    MOMENTS(MOMENT) N_MOMENTS
+};
+
 #undef MOMENT
-    N_MOMENTS
+
+enum handoff_role {
+    WITNESS,
+    VICTIM,
 };
 
 struct kill_case {
     enum moment moment;
+    bool timeline;       /* or a bracket */
     bool writes;         /* the victim, or it reads */
     bool witness_writes; /* or it reads, on several streams */
-    int variant;         /* of how the witness waits */
+    bool loses;          /* what the victim does by then leaves the array abandoned */
+    unsigned variant;    /* of how the witness waits */
 };
 
 #define HANDOFF_VARIANTS 3
 #define HANDOFF_WORDS    1024 /* of the array: all the same, or not whole */
-#define HANDOFF_ARRAY    "handoff"
-#define HANDOFF_TIMELINE "handoff"
+#define HANDOFF_BYTES    (HANDOFF_WORDS * sizeof(uint32_t))
+#define HANDOFF_NAME     "handoff" /* of the array, and of a timeline */
 
 struct handoff_shared {
     struct kill_case now;
-    uint32_t number; /* of the case */
-    sem_t ask;       /* to the witness: the next part of the case, or the end of all */
-    sem_t answer;    /* from the witness: done with that */
-    sem_t reached;   /* from the victim: it is there */
-    bool end;        /* for the witness */
     uint64_t killed_ns;
     uint64_t late_ns; /* how long after the kill the witness had it all behind it, at most */
-    uint32_t n_told;  /* that what was read is not whole */
+    unsigned n_told;  /* that what was read is not whole */
 };
 
-struct handoff_process {
-    const char *socket;
-    const char *mode; /* "memops", "host", "events" */
-    struct handoff_shared *shared;
-    struct drv *drv;
-    struct caid_client *client;
-    struct caid_array *array;
-};
+/* As actor_open(), for a daemon whose streams wait as the run says. */
+void handoff_open(struct actor *a);
 
-/* Opens the driver, with a context that is current, and connects. A failure ends the process,
- * here and below. */
-void handoff_open(struct handoff_process *p);
+struct caid_bracket *handoff_start(const struct actor *a, struct caid_array *array, bool writes,
+                                   CUstream stream, uint64_t timeout_ns);
 
-/* Whether what the victim does by then leaves the array abandoned. */
-bool kill_case_loses(const struct kill_case *c);
-
-/* Posts `reached` at the moment of the case, and never returns. */
-_Noreturn void handoff_victim(struct handoff_process *p);
-
-/* Answers until the end is asked for. A wrong outcome ends the process with status 1, and says
- * which. */
-void handoff_witness(struct handoff_process *p);
+/* Says that it is there before a first case, at its parts, and after it. */
+void handoff_witness(struct actor *a, unsigned unused);

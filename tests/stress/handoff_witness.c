@@ -2,61 +2,38 @@
 #include "handoff.h"
 
 #include <err.h>
-#include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/macros.h"
 
 #define N_STREAMS  3
-#define BYTES      (HANDOFF_WORDS * sizeof(uint32_t))
 #define BOUND_NS   NSEC_PER_SEC
 #define WAIT_NS    (5 * NSEC_PER_SEC) /* more than the bound, and it ends */
 #define WARM_CASES 8                  /* after which the witness has all that it will have */
 #define SETTLE_MS  1000
 
-struct witness {
-    struct handoff_process *p;
-    CUstream streams[N_STREAMS];
-    CUdeviceptr copies[N_STREAMS];
-    struct caid_bracket *brackets[N_STREAMS];
-    struct caid_bracket *held; /* for writing, while the victim waits */
-    struct caid_timeline *timeline;
-    bool begun[N_STREAMS], ended[N_STREAMS], told[N_STREAMS];
-    size_t n; /* streams in use */
-    uint32_t n_cases;
-    size_t mine; /* mappings of shared memory, at most */
+/* A stream, and the bracket on it. */
+struct lane {
+    CUstream stream;
+    CUdeviceptr copy;
+    struct caid_bracket *bracket;
+    bool begun, ended, told;
 };
 
-static const struct kill_case *
-now(const struct witness *w)
-{
-    return &w->p->shared->now;
-}
-
-static bool
-is_timeline(const struct witness *w)
-{
-    return now(w)->moment >= MOMENT_submitted;
-}
-
-static _Noreturn void
-fail(const struct witness *w, const char *what)
-{
-    static const char *const whens[] = {
-#define MOMENT(name, when) when,
-        MOMENTS(MOMENT)
-#undef MOMENT
-    };
-    const struct kill_case *c = now(w);
-
-    errx(1, "case %" PRIu32 " (%s, a %s killed %s; the witness %s, variant %d): %s",
-         w->p->shared->number, w->p->mode, c->writes ? "writer" : "reader", whens[c->moment],
-         c->witness_writes ? "writes" : "reads", c->variant, what);
-}
+struct witness {
+    struct actor *a;
+    struct handoff_shared *shared;
+    const struct kill_case *now;
+    struct caid_array *array;
+    struct lane lanes[N_STREAMS];
+    size_t n;                  /* lanes in use */
+    struct caid_bracket *held; /* for writing, while the victim waits */
+    struct caid_timeline *timeline;
+    unsigned n_cases;
+    size_t mine; /* mappings of shared memory, at most */
+};
 
 static bool
 is_told(const struct witness *w, int r)
@@ -64,90 +41,85 @@ is_told(const struct witness *w, int r)
     if (r >= 0)
         return false;
     if (error.code != CAID_ERR_ABANDONED)
-        fail(w, error.message);
+        stress_fail(w->a->s, "%s", error.message);
     return true;
 }
 
 /* ---- its brackets ---- */
 
-static struct caid_bracket *
-start(struct witness *w, bool writes, CUstream stream)
+static void
+start(struct witness *w, struct lane *lane, bool writes)
 {
-    struct caid_array **arrays = &w->p->array;
-    OPTIONS(caid_bracket_options, options, .reads = arrays, .n_reads = !writes,
-            .writes = arrays, .n_writes = writes, .stream = STREAM(stream),
-            .timeout_ns = WAIT_NS);
-    struct caid_bracket *bracket;
-
-    MUST(caid_bracket_start(w->p->client, &bracket, &options, &error));
-    return bracket;
+    lane->bracket = handoff_start(w->a, w->array, writes, lane->stream, WAIT_NS);
 }
 
 static void
-work(struct witness *w, bool writes, size_t i)
+work(struct witness *w, struct lane *lane, bool writes)
 {
-    CUdeviceptr at = caid_array_get_info(w->p->array)->ptr;
+    CUdeviceptr at = caid_array_get_info(w->array)->ptr;
+    const struct drv_table *cu = &w->a->drv->cu;
 
     if (writes)
-        MUST_CUDA(w->p->drv->cu.cuMemsetD32Async(at, w->p->shared->number + 1, HANDOFF_WORDS,
-                                                 w->streams[i]));
+        MUST_CUDA(cu->cuMemsetD32Async(at, w->a->s->number + 1, HANDOFF_WORDS, lane->stream));
     else
-        MUST_CUDA(w->p->drv->cu.cuMemcpyDtoDAsync(w->copies[i], at, BYTES, w->streams[i]));
+        MUST_CUDA(cu->cuMemcpyDtoDAsync(lane->copy, at, HANDOFF_BYTES, lane->stream));
 }
 
 /* The begin's answer, and the work. What is abandoned is told here at the latest chance before
  * it is read. */
 static void
-begin(struct witness *w, size_t i)
+begin(struct witness *w, struct lane *lane)
 {
-    int r = caid_bracket_wait(w->brackets[i], WAIT_NS, &error);
+    int r = caid_bracket_wait(lane->bracket, WAIT_NS, &error);
     if (r > 0)
-        fail(w, "a begin has no answer");
-    w->begun[i] = r == 0;
+        stress_fail(w->a->s, "a begin has no answer");
+    lane->begun = r == 0;
     if (is_told(w, r))
-        w->told[i] = true;
+        lane->told = true;
     else
-        work(w, now(w)->witness_writes, i);
+        work(w, lane, w->now->witness_writes);
 }
 
 static void
-end(struct witness *w, size_t i)
+end(struct witness *w, struct lane *lane)
 {
-    w->ended[i] = true;
-    if (is_told(w, caid_bracket_end(w->brackets[i], &error)))
-        w->told[i] = true;
+    lane->ended = true;
+    if (is_told(w, caid_bracket_end(lane->bracket, &error)))
+        lane->told = true;
 }
 
 static bool
-is_whole(struct witness *w, CUdeviceptr at)
+stream_is_told(struct witness *w, const struct lane *lane)
+{
+    return is_told(w, caid_stream_synchronize(w->a->client, STREAM(lane->stream), 0, &error));
+}
+
+static bool
+is_whole(struct witness *w, const struct lane *lane)
 {
     uint32_t words[HANDOFF_WORDS];
 
-    MUST_CUDA(w->p->drv->cu.cuMemcpyDtoH(words, at, BYTES));
-    for (size_t i = 1; i < HANDOFF_WORDS; i++)
-        if (words[i] != words[0])
-            return false;
-    return true;
+    MUST_CUDA(w->a->drv->cu.cuMemcpyDtoH(words, lane->copy, HANDOFF_BYTES));
+    return memcmp(words, words + 1, HANDOFF_BYTES - sizeof(words[0])) == 0;
 }
 
 /* Once the stream has come to the bracket's end, its check and, once, the stream's say the
  * truth. */
 static void
-finish(struct witness *w, size_t i)
+finish(struct witness *w, struct lane *lane)
 {
-    if (w->begun[i]) {
-        if (!w->ended[i])
-            end(w, i);
-        int r = caid_stream_synchronize(w->p->client, STREAM(w->streams[i]), 0, &error);
-        bool by_stream = is_told(w, r);
-        bool by_check = is_told(w, caid_bracket_check(w->brackets[i], &error));
-        if ((w->told[i] || by_stream) && !by_check && !now(w)->witness_writes)
-            fail(w, "the bracket's check denies what was told");
-        w->told[i] = w->told[i] || by_stream || by_check;
-        if (!now(w)->witness_writes && !w->told[i] && !is_whole(w, w->copies[i]))
-            fail(w, "read what is not whole, and was not told");
+    if (lane->begun) {
+        if (!lane->ended)
+            end(w, lane);
+        bool by_stream = stream_is_told(w, lane);
+        bool by_check = is_told(w, caid_bracket_check(lane->bracket, &error));
+        if ((lane->told || by_stream) && !by_check && !w->now->witness_writes)
+            stress_fail(w->a->s, "the bracket's check denies what was told");
+        lane->told = lane->told || by_stream || by_check;
+        if (!w->now->witness_writes && !lane->told && !is_whole(w, lane))
+            stress_fail(w->a->s, "read what is not whole, and was not told");
     }
-    caid_bracket_free(w->brackets[i]);
+    caid_bracket_free(lane->bracket);
 }
 
 /* ---- the parts of a case ---- */
@@ -156,13 +128,12 @@ finish(struct witness *w, size_t i)
 static void
 hold(struct witness *w)
 {
-    w->n = now(w)->witness_writes ? 1 : N_STREAMS;
-    memset(w->begun, 0, sizeof(w->begun));
-    memset(w->ended, 0, sizeof(w->ended));
-    memset(w->told, 0, sizeof(w->told));
-    if (now(w)->moment != MOMENT_waiting)
+    w->n = w->now->witness_writes ? 1 : N_STREAMS;
+    for (size_t i = 0; i < N_STREAMS; i++)
+        w->lanes[i].begun = w->lanes[i].ended = w->lanes[i].told = false;
+    if (w->now->moment != MOMENT_waiting)
         return;
-    w->held = start(w, true, w->streams[0]);
+    w->held = handoff_start(w->a, w->array, true, w->lanes[0].stream, WAIT_NS);
     MUST(caid_bracket_wait(w->held, WAIT_NS, &error));
 }
 
@@ -170,12 +141,10 @@ hold(struct witness *w)
 static bool
 can_begin(const struct witness *w)
 {
-    const struct kill_case *c = now(w);
-    bool unfinished = c->moment == MOMENT_ended && strcmp(w->p->mode, "host") == 0;
+    enum moment moment = w->now->moment;
 
-    if (c->moment == MOMENT_opened || c->moment == MOMENT_done)
-        return true;
-    return c->moment == MOMENT_ended && !unfinished;
+    return moment == MOMENT_opened || moment == MOMENT_done ||
+           (moment == MOMENT_ended && strcmp(w->a->s->mode, "host") != 0);
 }
 
 /* The victim is where it will be killed. Variants: the begin alone is before that, the work and the
@@ -183,34 +152,34 @@ can_begin(const struct witness *w)
 static void
 approach(struct witness *w)
 {
-    if (is_timeline(w))
-        MUST(caid_timeline_open(w->p->client, &w->timeline, HANDOFF_TIMELINE, NULL, &error));
-    if (is_timeline(w) || w->held)
+    if (w->now->timeline)
+        MUST(caid_timeline_open(w->a->client, &w->timeline, HANDOFF_NAME, NULL, &error));
+    if (w->now->timeline || w->held)
         return;
     for (size_t i = 0; i < w->n; i++)
-        w->brackets[i] = start(w, now(w)->witness_writes, w->streams[i]);
-    for (size_t i = 0; i < w->n && can_begin(w) && now(w)->variant < 2; i++) {
-        begin(w, i);
-        if (now(w)->variant == 1)
-            end(w, i);
+        start(w, &w->lanes[i], w->now->witness_writes);
+    for (size_t i = 0; i < w->n && can_begin(w) && w->now->variant < 2; i++) {
+        begin(w, &w->lanes[i]);
+        if (w->now->variant == 1)
+            end(w, &w->lanes[i]);
     }
 }
 
 static void
 wait_for_timeline(struct witness *w)
 {
-    uint64_t stream = now(w)->variant == 0 ? 0 : STREAM(w->streams[0]);
-    uint32_t flags = now(w)->variant == 2 ? CAID_TIMELINE_AHEAD : 0;
+    struct lane *lane = &w->lanes[0];
+    uint64_t stream = w->now->variant == 0 ? 0 : STREAM(lane->stream);
+    bool ahead = w->now->variant == 2;
 
-    int r = caid_timeline_wait(w->timeline, stream, 1, flags ? CAID_FOREVER : WAIT_NS, flags,
-                               &error);
-    w->told[0] = is_told(w, r);
-    if (stream && is_told(w, caid_stream_synchronize(w->p->client, stream, 0, &error)))
-        w->told[0] = true;
-    if (!w->told[0])
-        fail(w, "a wait for a timeline of the dead ended well");
-    caid_timeline_close(w->timeline);
-    w->timeline = NULL;
+    int r = caid_timeline_wait(w->timeline, stream, 1, ahead ? CAID_FOREVER : WAIT_NS,
+                               ahead ? CAID_TIMELINE_AHEAD : 0, &error);
+    lane->told = is_told(w, r);
+    if (stream && stream_is_told(w, lane))
+        lane->told = true;
+    if (!lane->told)
+        stress_fail(w->a->s, "a wait for a timeline of the dead ended well");
+    caid_timeline_close(TAKE_PTR(w->timeline));
 }
 
 static void
@@ -220,13 +189,13 @@ wait_for_array(struct witness *w)
         MUST(caid_bracket_end(w->held, &error));
         caid_bracket_free(TAKE_PTR(w->held));
         for (size_t i = 0; i < w->n; i++)
-            w->brackets[i] = start(w, now(w)->witness_writes, w->streams[i]);
+            start(w, &w->lanes[i], w->now->witness_writes);
     }
     for (size_t i = 0; i < w->n; i++)
-        if (!w->begun[i] && !w->told[i])
-            begin(w, i);
+        if (!w->lanes[i].begun && !w->lanes[i].told)
+            begin(w, &w->lanes[i]);
     for (size_t i = 0; i < w->n; i++)
-        finish(w, i);
+        finish(w, &w->lanes[i]);
 }
 
 /* ---- what has become of the array ---- */
@@ -244,7 +213,7 @@ is_abandoned(struct witness *w)
     OPTIONS(caid_list_options, options);
     bool abandoned = false;
 
-    MUST(caid_list(w->p->client, &options, take_abandoned, &abandoned, &error));
+    MUST(caid_list(w->a->client, &options, take_abandoned, &abandoned, &error));
     return abandoned;
 }
 
@@ -252,15 +221,16 @@ is_abandoned(struct witness *w)
 static bool
 use(struct witness *w, bool writes)
 {
-    w->brackets[0] = start(w, writes, w->streams[0]);
-    int r = caid_bracket_wait(w->brackets[0], WAIT_NS, &error);
-    bool told = is_told(w, r);
+    struct lane *lane = &w->lanes[0];
+
+    start(w, lane, writes);
+    bool told = is_told(w, caid_bracket_wait(lane->bracket, WAIT_NS, &error));
     if (!told) {
-        work(w, writes, 0);
-        MUST(caid_bracket_end(w->brackets[0], &error));
-        MUST(caid_stream_synchronize(w->p->client, STREAM(w->streams[0]), 0, &error));
+        work(w, lane, writes);
+        MUST(caid_bracket_end(lane->bracket, &error));
+        MUST(caid_stream_synchronize(w->a->client, STREAM(lane->stream), 0, &error));
     }
-    caid_bracket_free(w->brackets[0]);
+    caid_bracket_free(lane->bracket);
     return told;
 }
 
@@ -268,57 +238,52 @@ static void
 heal(struct witness *w)
 {
     if (!use(w, false))
-        fail(w, "an abandoned array was read");
-    if (now(w)->variant == 0)
-        MUST(caid_array_discard(w->p->array, &error));
+        stress_fail(w->a->s, "an abandoned array was read");
+    if (w->now->variant == 0)
+        MUST(caid_array_discard(w->array, &error));
     else if (use(w, true))
-        fail(w, "an abandoned array cannot be written");
+        stress_fail(w->a->s, "an abandoned array cannot be written");
     if (is_abandoned(w) || use(w, false))
-        fail(w, "the array was not healed");
+        stress_fail(w->a->s, "the array was not healed");
     use(w, true); /* whole again */
 }
 
 static void
 check_array(struct witness *w)
 {
-    bool loses = kill_case_loses(now(w)) && !now(w)->witness_writes;
-    size_t n_told = 0;
+    bool loses = w->now->loses && !w->now->witness_writes;
+    bool any = w->now->moment == MOMENT_looping;
+    unsigned n_told = 0;
 
     for (size_t i = 0; i < w->n; i++)
-        n_told += w->told[i];
-    w->p->shared->n_told += (uint32_t)n_told;
-    if (now(w)->moment != MOMENT_looping && n_told != (loses ? w->n : 0))
-        fail(w, loses ? "a bracket was not told" : "a bracket was told without cause");
+        n_told += w->lanes[i].told;
+    w->shared->n_told += n_told;
+    if (!any && n_told != (loses ? w->n : 0))
+        stress_fail(w->a->s, "%u brackets were told", n_told);
     bool abandoned = is_abandoned(w);
-    if (now(w)->moment != MOMENT_looping && abandoned != loses)
-        fail(w, loses ? "the array is not abandoned" : "the array is abandoned");
+    if (!any && abandoned != loses)
+        stress_fail(w->a->s, "the array is %sabandoned", abandoned ? "" : "not ");
     if (abandoned)
         heal(w);
-    else if (use(w, false) || !is_whole(w, w->copies[0]))
-        fail(w, "the array is not whole");
+    else if (use(w, false) || !is_whole(w, &w->lanes[0]))
+        stress_fail(w->a->s, "the array is not whole");
 }
 
-/* ---- nothing is left ---- */
-
-static bool
-daemon_is_as_before(struct witness *w)
-{
-    OPTIONS(caid_status, status);
-
-    MUST(caid_client_status(w->p->client, &status, &error));
-    return status.connections == 1 && status.leases == 1 && !status.brackets &&
-           status.pages <= 1 && !status.timelines;
-}
+/* ---- nothing is left, soon ---- */
 
 static void
 check_daemon(struct witness *w)
 {
+    OPTIONS(caid_status, status);
+
     for (int i = 0; i < SETTLE_MS; i++) {
-        if (daemon_is_as_before(w))
+        MUST(caid_client_status(w->a->client, &status, &error));
+        if (status.connections == 1 && status.leases == 1 && !status.brackets &&
+            status.pages <= 1 && !status.timelines)
             return;
         usleep(1000);
     }
-    fail(w, "the daemon still has something of the victim");
+    stress_fail(w->a->s, "the daemon still has something of the victim");
 }
 
 /* Of its own, and of what the dead shared that it has not given up yet. Pages that streams have
@@ -326,7 +291,7 @@ check_daemon(struct witness *w)
 static size_t
 count_mappings(const struct witness *w)
 {
-    bool pages_stay = strcmp(w->p->mode, "memops") == 0;
+    bool pages_stay = strcmp(w->a->s->mode, "memops") == 0;
     FILE *f = fopen("/proc/self/maps", "re");
     char line[512];
     size_t n = 0;
@@ -339,7 +304,7 @@ count_mappings(const struct witness *w)
     return n;
 }
 
-/* What it once mapped has gone, soon: no more is left than after the first few cases. */
+/* What it once mapped has gone: no more is left than after the first few cases. */
 static void
 check_itself(struct witness *w)
 {
@@ -351,72 +316,59 @@ check_itself(struct witness *w)
             return;
         usleep(1000);
     }
-    warnx("%zu mappings, not %zu", n, w->mine);
-    fail(w, "mappings of what the dead shared are left");
+    stress_fail(w->a->s, "%zu mappings are left, not %zu", n, w->mine);
 }
 
 /* ---- */
 
 static void
-answer(struct witness *w)
-{
-    sem_post(&w->p->shared->answer);
-}
-
-static void
 run_case(struct witness *w)
 {
     hold(w);
-    answer(w);
-    program_wait(&w->p->shared->ask);
+    actor_reached(w->a);
+    actor_wait(w->a);
     approach(w);
-    answer(w);
-    if (is_timeline(w))
+    actor_reached(w->a);
+    if (w->now->timeline)
         wait_for_timeline(w);
-    program_wait(&w->p->shared->ask); /* the victim has been killed */
-    if (!is_timeline(w))
+    actor_wait(w->a); /* the victim has been killed */
+    if (!w->now->timeline)
         wait_for_array(w);
-    uint64_t late = clock_now_ns() - w->p->shared->killed_ns;
+    uint64_t late = clock_now_ns() - w->shared->killed_ns;
     if (late > BOUND_NS)
-        fail(w, "it took longer than a second");
-    if (late > w->p->shared->late_ns)
-        w->p->shared->late_ns = late;
-    if (!is_timeline(w))
+        stress_fail(w->a->s, "it took longer than a second");
+    if (late > w->shared->late_ns)
+        w->shared->late_ns = late;
+    if (!w->now->timeline)
         check_array(w);
     check_daemon(w);
     if (w->n_cases++ < WARM_CASES && count_mappings(w) > w->mine)
         w->mine = count_mappings(w);
-    answer(w);
-}
-
-static void
-prepare(struct witness *w)
-{
-    const int64_t shape = HANDOFF_WORDS;
-    OPTIONS(caid_create_options, options, .name = HANDOFF_ARRAY, .typestr = "<u4",
-            .shape = &shape, .ndim = 1);
-
-    handoff_open(w->p);
-    MUST(caid_array_create(w->p->client, &w->p->array, &options, &error));
-    for (size_t i = 0; i < N_STREAMS; i++) {
-        MUST_CUDA(w->p->drv->cu.cuStreamCreate(&w->streams[i], CU_STREAM_NON_BLOCKING));
-        MUST_CUDA(w->p->drv->cu.cuMemAlloc(&w->copies[i], BYTES));
-    }
-    use(w, true);
-    check_daemon(w); /* who was there before has gone */
+    actor_reached(w->a);
 }
 
 void
-handoff_witness(struct handoff_process *p)
+handoff_witness(struct actor *a, unsigned unused UNUSED)
 {
-    struct witness w = {.p = p};
+    struct handoff_shared *shared = a->shared;
+    struct witness w = {.a = a, .shared = shared, .now = &shared->now};
+    const int64_t shape = HANDOFF_WORDS;
+    OPTIONS(caid_create_options, options, .name = HANDOFF_NAME, .typestr = "<u4",
+            .shape = &shape, .ndim = 1);
 
-    prepare(&w);
-    answer(&w);
-    for (program_wait(&p->shared->ask); !p->shared->end; program_wait(&p->shared->ask))
+    handoff_open(a);
+    MUST(caid_array_create(a->client, &w.array, &options, &error));
+    for (size_t i = 0; i < N_STREAMS; i++) {
+        MUST_CUDA(a->drv->cu.cuStreamCreate(&w.lanes[i].stream, CU_STREAM_NON_BLOCKING));
+        MUST_CUDA(a->drv->cu.cuMemAlloc(&w.lanes[i].copy, HANDOFF_BYTES));
+    }
+    use(&w, true);
+    check_daemon(&w); /* who was there before has gone */
+    actor_reached(a);
+    for (actor_wait(a); !a->role->end; actor_wait(a))
         run_case(&w);
     check_itself(&w);
-    caid_array_close(p->array);
-    MUST(caid_unlink(p->client, HANDOFF_ARRAY, NULL, &error));
-    caid_client_close(p->client);
+    caid_array_close(w.array);
+    MUST(caid_unlink(a->client, HANDOFF_NAME, NULL, &error));
+    caid_client_close(a->client);
 }

@@ -9,84 +9,74 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/macros.h"
 #include "program.h"
+#include "session/answer.h"
 
+#define RSS_BOUND      (512 * 1024)
 #define SETTLE_TRIES   200
 #define SETTLE_STEP_US 50000
 
-/* ---- what the daemon says ---- */
+/* The figures of a ledger: two of the kernel's, then those of these answers. */
+enum {
+    FDS,
+    N_USERS,
+    FIRST,
+};
 
-static void
-take_memory(struct caid_client *client, struct ledger *l)
+static const struct source {
+    const char *name;
+    const struct answer *answer;
+} memory = {"memory", &answer_memory_info}, status = {"status", &answer_status},
+  users = {"users", &answer_user};
+
+/* Not those that only ever grow. */
+static bool
+is_figure(const struct answer_field *f)
 {
-    OPTIONS(caid_memory_info, info);
-    const struct caid_device *devices;
-    int n = caid_client_devices(client, &devices);
+    char name[32];
 
-    for (int i = 0; i < n; i++) {
-        MUST(caid_memory_info(client, i, &info, &error));
-        l->device_free += info.free;
-        l->device_total += info.total;
-        l->device_used += info.used;
-        l->allocated += info.allocated;
-        l->reserve += info.reserve;
-        l->pinned += info.pinned;
-        l->quarantined += info.quarantined;
+    snprintf(name, sizeof(name), " %s ", f->name);
+    return (f->unit == UNIT_COUNT || f->unit == UNIT_BYTES) &&
+           !strstr(" flushes releases opens begun ", name);
+}
+
+/* Adds what an answer says to the figures from the i-th on; returns where the next ones are. */
+static size_t
+add(struct ledger *l, size_t i, const struct source *source, const void *answer)
+{
+    uint64_t value;
+
+    for (const struct answer_field *f = source->answer->fields; f->unit != UNIT_END; f++) {
+        if (!is_figure(f))
+            continue;
+        if (i == LEDGER_MAX)
+            errx(1, "more figures than a ledger has room for");
+        memcpy(&value, (const char *)answer + f->at, sizeof(value));
+        l->figures[i++] += value;
     }
+    return i;
 }
 
-static void
-take_status(struct caid_client *client, struct ledger *l)
-{
-    OPTIONS(caid_status, status);
-
-    MUST(caid_client_status(client, &status, &error));
-    l->release_errors = status.release_errors;
-    l->contexts = status.contexts;
-    l->pools = status.pools;
-    l->blocks = status.blocks;
-    l->arrays = status.arrays;
-    l->names = status.names;
-    l->leases = status.leases;
-    l->watches = status.watches;
-    l->brackets = status.brackets;
-    l->pages = status.pages;
-    l->timelines = status.timelines;
-    l->pending = status.pending;
-    l->jobs = status.jobs;
-    l->connections = status.connections;
-}
+/* ---- asking ---- */
 
 static int
 add_user(const struct caid_user *user, void *userdata)
 {
     struct ledger *l = userdata;
 
-    l->users++;
-    l->charged_connections += user->connections;
-    l->charged_arrays += user->arrays;
-    l->charged_names += user->names;
-    l->charged_leases += user->leases;
-    l->charged_watches += user->watches;
-    l->charged_brackets += user->brackets;
-    l->charged_pages += user->pages;
-    l->charged_jobs += user->jobs;
-    l->charged_bytes += user->bytes;
-    l->charged_pinned += user->pinned;
-    l->charged_host += user->host;
-    l->deferred += user->deferred;
+    l->figures[N_USERS]++;
+    add(l, l->of_users, &users, user);
     return 0;
 }
 
-/* ---- what the kernel says ---- */
-
 uint64_t
-ledger_count_fds(const struct ledger_source *source)
+ledger_count_fds(pid_t pid)
 {
     char path[32];
     uint64_t n = 0;
 
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)source->daemon);
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
     DIR *dir = opendir(path);
     if (!dir)
         err(1, "%s", path);
@@ -114,14 +104,25 @@ struct ledger
 ledger_take(const struct ledger_source *source)
 {
     struct caid_client *client = program_connect(source->socket);
-    struct ledger l = {0};
+    const struct caid_device *devices;
+    struct ledger l = {.idle = true};
+    OPTIONS(caid_memory_info, m);
+    OPTIONS(caid_status, s);
 
-    take_memory(client, &l);
-    take_status(client, &l);
+    for (int i = caid_client_devices(client, &devices) - 1; i >= 0; i--) {
+        MUST(caid_memory_info(client, i, &m, &error));
+        l.of_users = add(&l, FIRST, &memory, &m);
+        l.idle = l.idle && m.free == m.total;
+    }
+    MUST(caid_client_status(client, &s, &error));
+    l.of_users = add(&l, l.of_users, &status, &s);
     MUST(caid_users(client, add_user, &l, &error));
-    l.fds = ledger_count_fds(source);
+    l.figures[FDS] = ledger_count_fds(source->daemon);
     caid_client_close(client);
     l.rss = resident(source->daemon);
+    l.leases = s.leases;
+    l.jobs = s.jobs;
+    l.idle = l.idle && s.connections == 1 && !s.blocks && !s.arrays && !s.leases && !s.jobs;
     return l;
 }
 
@@ -130,28 +131,7 @@ ledger_take(const struct ledger_source *source)
 bool
 ledger_is_same(const struct ledger *a, const struct ledger *b)
 {
-#define FIGURE(name, what)  \
-    if (a->name != b->name) \
-        return false;
-    FIGURES(FIGURE)
-#undef FIGURE
-    return true;
-}
-
-static bool
-is_idle(const struct ledger *l)
-{
-    return l->connections == 1 && !l->blocks && !l->arrays && !l->leases && !l->jobs &&
-           l->device_free == l->device_total;
-}
-
-static void
-flush(const struct ledger_source *source)
-{
-    struct caid_client *client = program_connect(source->socket);
-
-    MUST(caid_flush(client, -1, NULL, &error));
-    caid_client_close(client);
+    return memcmp(a->figures, b->figures, sizeof(a->figures)) == 0;
 }
 
 struct ledger
@@ -160,26 +140,24 @@ ledger_settle(const struct ledger_source *source, const struct ledger *start)
     struct ledger l;
 
     for (int i = 0; i < SETTLE_TRIES; i++) {
-        flush(source);
+        struct caid_client *client = program_connect(source->socket);
+        MUST(caid_flush(client, -1, NULL, &error));
+        caid_client_close(client);
         l = ledger_take(source);
-        if (start ? ledger_is_same(&l, start) : is_idle(&l))
+        if (start ? ledger_is_same(&l, start) : l.idle)
             break;
         usleep(SETTLE_STEP_US);
     }
     return l;
 }
 
-struct found {
-    char *pool, *name;
-};
-
 static int
 find_name(const struct caid_entry *entry, void *userdata)
 {
-    struct found *found = userdata;
+    char **found = userdata;
 
-    found->pool = strdup(entry->pool);
-    found->name = strdup(entry->name);
+    found[0] = strdup(entry->name);
+    found[1] = strdup(entry->pool);
     return 1;
 }
 
@@ -188,46 +166,50 @@ ledger_unlink_all(const struct ledger_source *source)
 {
     OPTIONS(caid_list_options, options, .all = true);
     struct caid_client *client = program_connect(source->socket);
-    struct found found;
-    int r;
+    char *found[2];
 
-    while ((r = caid_list(client, &options, find_name, &found, &error)) > 0) {
-        MUST(caid_unlink(client, found.name, found.pool, &error));
-        free(found.name);
-        free(found.pool);
+    while (MUST(caid_list(client, &options, find_name, found, &error)) > 0) {
+        MUST(caid_unlink(client, found[0], found[1], &error));
+        free(found[0]);
+        free(found[1]);
     }
-    MUST(r);
     caid_client_close(client);
 }
 
 /* ---- for people ---- */
 
 static bool
-print_row(const char *what, uint64_t start, uint64_t work, uint64_t half, uint64_t end,
-          bool must_match)
+print_row(const struct ledgers *l, const char *of, const char *what, size_t i)
 {
-    bool same = !must_match || (half == start && end == start);
+    const struct ledger *all[] = {&l->start, &l->work, &l->half, &l->end};
+    bool same = l->half.figures[i] == l->start.figures[i] &&
+                l->end.figures[i] == l->start.figures[i];
 
-    printf("%-24s %14" PRIu64 " %14" PRIu64 " %14" PRIu64 " %14" PRIu64 "%s\n", what, start,
-           work, half, end, same ? "" : "  LEAKED");
+    printf("%6s %-17s", of, what);
+    for (size_t k = 0; k < ARRAY_SIZE(all); k++)
+        printf(" %14" PRIu64, all[k]->figures[i]);
+    printf("%s\n", same ? "" : "  LEAKED");
     return same;
 }
 
 bool
-ledgers_check(const struct ledgers *l, uint64_t rss_bound)
+ledgers_check(const struct ledgers *l)
 {
+    const struct source *sources[] = {&memory, &status, &users};
     int64_t growth = (int64_t)(l->end.rss - l->half.rss);
+    size_t i = FIRST;
     bool same = true;
 
     printf("%-24s %14s %14s %14s %14s\n", "", "start", "at work", "half", "end");
-#define FIGURE(name, what)                                                                  \
-    same = print_row(what, l->start.name, l->work.name, l->half.name, l->end.name, true) && \
-           same;
-    FIGURES(FIGURE)
-#undef FIGURE
-    print_row("resident bytes", l->start.rss, l->work.rss, l->half.rss, l->end.rss, false);
-    printf("the second half added %" PRId64 " bytes to the daemon's memory (at most %" PRIu64
-           "%s)\n",
-           growth, rss_bound, SANITIZED ? ", not held against a sanitizer" : "");
-    return same && (SANITIZED || growth <= (int64_t)rss_bound);
+    for (size_t k = 0; k < ARRAY_SIZE(sources); k++)
+        for (const struct answer_field *f = sources[k]->answer->fields; f->unit; f++)
+            if (is_figure(f))
+                same = print_row(l, sources[k]->name, f->name, i++) && same;
+    same = print_row(l, "", "open fds", FDS) && same;
+    same = print_row(l, "", "users charged", N_USERS) && same;
+    printf("%-24s %14" PRIu64 " %14" PRIu64 " %14" PRIu64 " %14" PRIu64
+           ": the second half added %" PRId64 " (at most %d%s)\n",
+           "resident bytes", l->start.rss, l->work.rss, l->half.rss, l->end.rss, growth,
+           RSS_BOUND, SANITIZED ? ", not held against a sanitizer" : "");
+    return same && (SANITIZED || growth <= RSS_BOUND);
 }

@@ -5,16 +5,13 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include "base/macros.h"
 
 /* More than all that anyone can hold at a time: three names, three of a reader that loops, one
  * of each that is on its way to be gone. */
 #define N_SLOTS 12
 
 struct publisher {
-    struct parts_process *p;
+    struct actor *a;
     struct parts_shared *shared;
     struct caid_array *array; /* of slots */
     struct caid_arena *arena;
@@ -45,16 +42,10 @@ gone(void *userdata)
 static void
 wait_for_news(struct publisher *u)
 {
-    struct pollfd fd = {.fd = caid_client_get_fd(u->p->client), .events = POLLIN};
+    struct pollfd fd = {.fd = caid_client_get_fd(u->a->client), .events = POLLIN};
 
-    if (poll(&fd, 1, HANG_S * 1000) != 1)
+    if (poll(&fd, 1, 20000) != 1)
         errx(1, "the publisher is not told that parts are gone: %u are left", u->n_left);
-}
-
-static void
-dispatch(struct publisher *u)
-{
-    MUST(caid_client_dispatch(u->p->client, &error));
 }
 
 static size_t
@@ -67,7 +58,7 @@ take_slot(struct publisher *u)
                 return i;
             }
         wait_for_news(u);
-        dispatch(u);
+        MUST(caid_client_dispatch(u->a->client, &error));
     }
 }
 
@@ -79,52 +70,38 @@ make_source(struct publisher *u)
     if (u->shared->now.arena) {
         /* The least that there is; memory is used again as soon as it may be. */
         OPTIONS(caid_arena_options, options, .block_size = 1, .max_pending_ratio = -1);
-        MUST(caid_arena_new(u->p->client, &u->arena, &options, &error));
+        MUST(caid_arena_new(u->a->client, &u->arena, &options, &error));
         return;
     }
     const int64_t shape[] = {N_SLOTS, PARTS_WORDS};
     OPTIONS(caid_create_options, options, .typestr = "<u4", .shape = shape, .ndim = 2);
-    MUST(caid_array_create(u->p->client, &u->array, &options, &error));
+    MUST(caid_array_create(u->a->client, &u->array, &options, &error));
 }
 
-static void
-close_source(struct publisher *u)
-{
-    caid_array_close(TAKE_PTR(u->array));
-    caid_arena_close(TAKE_PTR(u->arena));
-}
-
-static void
-write_part(struct publisher *u, uint64_t at, uint32_t value)
-{
-    MUST_CUDA(u->p->drv->cu.cuMemsetD32Async(at, value, PARTS_WORDS, u->p->stream));
-}
-
+/* What an arena gave is freed at once: what the name shows stays. */
 static uint64_t
-publish_slot(struct publisher *u, const char *name, uint32_t value,
-             struct caid_part_options *options, struct ticket *ticket)
+publish_value(struct publisher *u, uint32_t i, struct caid_part_options *options,
+              struct ticket *ticket)
 {
-    size_t slot = take_slot(u);
-    uint64_t generation;
+    uint64_t at, generation, offset = 0;
+    char room[16];
 
-    ticket->in_use = &u->in_use[slot];
-    write_part(u, caid_array_get_info(u->array)->ptr + slot * PARTS_BYTES, value);
-    MUST(caid_array_publish_part(u->array, slot * PARTS_BYTES, name, options, &generation,
-                                 &error));
-    return generation;
-}
-
-/* The allocation is freed at once: what the name shows stays. */
-static uint64_t
-publish_allocation(struct publisher *u, const char *name, uint32_t value,
-                   struct caid_part_options *options)
-{
-    uint64_t at, generation;
-
-    MUST(caid_arena_alloc(u->arena, PARTS_BYTES, 0, &at, &error));
-    write_part(u, at, value);
-    MUST(caid_arena_publish(u->arena, at, name, options, &generation, &error));
-    MUST(caid_arena_free(u->arena, at, 0, &error));
+    if (u->arena) {
+        MUST(caid_arena_alloc(u->arena, PARTS_BYTES, 0, &at, &error));
+    } else {
+        size_t slot = take_slot(u);
+        ticket->in_use = &u->in_use[slot];
+        offset = slot * PARTS_BYTES;
+        at = caid_array_get_info(u->array)->ptr + offset;
+    }
+    MUST_CUDA(u->a->drv->cu.cuMemsetD32Async(at, u->value, PARTS_WORDS, u->a->stream));
+    const char *name = parts_name(room, i);
+    if (u->arena) {
+        MUST(caid_arena_publish(u->arena, at, name, options, &generation, &error));
+        MUST(caid_arena_free(u->arena, at, 0, &error));
+    } else {
+        MUST(caid_array_publish_part(u->array, offset, name, options, &generation, &error));
+    }
     return generation;
 }
 
@@ -145,22 +122,18 @@ publish(struct publisher *u, uint32_t i)
 {
     struct ticket *ticket = calloc(1, sizeof(*ticket));
     const int64_t shape = PARTS_WORDS;
-    uint32_t value = ++u->value;
-    char metadata[16], room[16];
+    char metadata[16];
     OPTIONS(caid_part_options, options, .typestr = "<u4", .shape = &shape, .ndim = 1,
             .metadata = metadata, .gone = gone, .userdata = ticket);
 
     if (!ticket)
         err(1, "calloc");
     ticket->publisher = u;
-    snprintf(metadata, sizeof(metadata), "%u", value);
-    options.stream = rnd(u->p, 2) ? STREAM(u->p->stream) : 0;
-    u->shared->asked[i] = value;
-    uint64_t generation = u->arena
-                              ? publish_allocation(u, parts_name(room, i), value, &options)
-                              : publish_slot(u, parts_name(room, i), value, &options, ticket);
-    check_generation(u, i, generation);
-    u->shared->acked[i] = value;
+    snprintf(metadata, sizeof(metadata), "%u", ++u->value);
+    options.stream = rnd(u->a, 2) ? STREAM(u->a->stream) : 0;
+    u->shared->asked[i] = u->value;
+    check_generation(u, i, publish_value(u, i, &options, ticket));
+    u->shared->acked[i] = u->value;
     u->n_left++;
     u->shared->n_published++;
 }
@@ -171,7 +144,7 @@ unlink_name(struct publisher *u, uint32_t i)
     char room[16];
 
     u->shared->asked[i] = 0;
-    MUST(caid_unlink(u->p->client, parts_name(room, i), NULL, &error));
+    MUST(caid_unlink(u->a->client, parts_name(room, i), NULL, &error));
     u->shared->acked[i] = 0;
 }
 
@@ -180,39 +153,38 @@ unlink_name(struct publisher *u, uint32_t i)
 static void
 loop(struct publisher *u)
 {
-    struct parts_role *role = &u->shared->publisher;
-
-    sem_post(&role->reached);
-    while (!role->stop) {
-        uint32_t i = rnd(u->p, PARTS_NAMES);
-        if (u->shared->acked[i] && rnd(u->p, 6) == 0)
+    actor_reached(u->a);
+    while (!u->a->role->end) {
+        uint32_t i = rnd(u->a, PARTS_NAMES);
+        if (u->shared->acked[i] && rnd(u->a, 6) == 0)
             unlink_name(u, i);
         else
             publish(u, i);
-        if (rnd(u->p, 3) == 0)
-            dispatch(u);
+        if (rnd(u->a, 3) == 0)
+            MUST(caid_client_dispatch(u->a->client, &error));
     }
 }
 
 static void
-go_to_moment(struct publisher *u)
+close_source(struct publisher *u)
 {
-    sem_t *reached = &u->shared->publisher.reached;
-    enum publisher_moment moment = u->shared->now.publisher;
+    caid_array_close(TAKE_PTR(u->array));
+    caid_arena_close(TAKE_PTR(u->arena));
+}
 
-    if (moment == PUBLISHER_looping) {
-        loop(u);
-        return;
-    }
-    if (moment == PUBLISHER_leased)
-        actor_stay(reached);
-    if (moment == PUBLISHER_writing) {
-        program_control(u->p->drv->path, ACTOR_SLOW);
-        sem_post(reached);
-    } else if (moment == PUBLISHER_unsent) {
-        actor_stop_before_send(reached);
-    } else if (moment == PUBLISHER_sent) {
-        actor_stop_after_send(reached);
+static void
+go_to_moment(struct publisher *u, enum publisher_moment moment)
+{
+    switch (moment) {
+    case PUBLISHER_looping: loop(u); return;
+    case PUBLISHER_leased: actor_stay(u->a);
+    case PUBLISHER_writing:
+        actor_slow(u->a);
+        actor_reached(u->a);
+        break;
+    case PUBLISHER_unsent: actor_stop_before_send(u->a); break;
+    case PUBLISHER_sent: actor_stop_after_send(u->a); break;
+    default: break;
     }
     publish(u, 0);
     if (moment < PUBLISHER_published)
@@ -223,56 +195,48 @@ go_to_moment(struct publisher *u)
         unlink_name(u, PARTS_NAMES - 1);
         wait_for_news(u);
     }
-    MUST(caid_client_ping(u->p->client, &error));
-    sem_post(reached);
+    MUST(caid_client_ping(u->a->client, &error));
+    actor_reached(u->a);
 }
 
 /* All that was freed has come back: no block is left. */
 static void
-check_arena(struct publisher *u)
+check_arena(struct caid_arena *arena)
 {
     OPTIONS(caid_arena_info, info);
 
-    MUST(caid_arena_trim(u->arena, &error));
-    MUST(caid_arena_info(u->arena, &info, &error));
+    MUST(caid_arena_trim(arena, &error));
+    MUST(caid_arena_info(arena, &info, &error));
     if (info.published || info.allocations || info.pending || info.draining || info.blocks)
         errx(1,
-             "the arena still has %u parts, %u allocations, %u pending, %u draining, %u blocks",
-             (unsigned)info.published, (unsigned)info.allocations, (unsigned)info.pending,
-             (unsigned)info.draining, (unsigned)info.blocks);
+             "an arena has %d parts, %d allocations, %d pending, %d draining, %d blocks left",
+             (int)info.published, (int)info.allocations, (int)info.pending, (int)info.draining,
+             (int)info.blocks);
 }
 
-static _Noreturn void
-finish(struct publisher *u)
+void
+parts_publisher(struct actor *a, unsigned unused UNUSED)
 {
-    while (u->n_left > 0) {
-        dispatch(u);
-        if (u->n_left > 0)
-            wait_for_news(u);
-    }
-    if (u->arena)
-        check_arena(u);
-    close_source(u);
-    caid_client_close(u->p->client);
-    exit(0);
-}
+    struct publisher u = {.a = a, .shared = a->shared, .value = a->s->number * 100000};
+    enum publisher_moment moment = u.shared->now.publisher;
 
-_Noreturn void
-parts_publisher(struct parts_process *p)
-{
-    struct publisher u = {.p = p, .shared = p->shared};
-    struct parts_role *role = &p->shared->publisher;
-
-    parts_open(p);
-    u.value = p->shared->number * 100000;
+    actor_open(a);
     make_source(&u);
-    for (uint32_t i = 0; i < PARTS_NAMES && p->shared->now.publisher != PUBLISHER_leased; i++)
+    for (uint32_t i = 0; i < PARTS_NAMES && moment != PUBLISHER_leased; i++)
         publish(&u, i);
-    sem_post(&role->reached);
-    program_wait(&role->go);
-    go_to_moment(&u);
-    program_wait(&role->go);
-    sem_post(&role->reached);
-    program_wait(&role->go);
-    finish(&u);
+    actor_reached(a);
+    actor_wait(a);
+    go_to_moment(&u, moment);
+    actor_wait(a);
+    actor_reached(a);
+    actor_wait(a);
+    while (u.n_left > 0) {
+        MUST(caid_client_dispatch(a->client, &error));
+        if (u.n_left > 0)
+            wait_for_news(&u);
+    }
+    if (u.arena)
+        check_arena(u.arena);
+    close_source(&u);
+    caid_client_close(a->client);
 }

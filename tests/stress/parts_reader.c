@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/macros.h"
-
 #define N_HELD 3
 
 /* A part that was opened, and the value that it has to have for as long as it is. */
@@ -18,20 +16,10 @@ struct held {
 };
 
 struct reader {
-    struct parts_process *p;
+    struct actor *a;
     struct held held[N_HELD];
     CUdeviceptr copy;
 };
-
-/* ---- common to all processes ---- */
-
-void
-parts_open(struct parts_process *p)
-{
-    p->drv = program_driver("soft");
-    p->client = program_connect(p->socket);
-    MUST_CUDA(p->drv->cu.cuStreamCreate(&p->stream, CU_STREAM_NON_BLOCKING));
-}
 
 const char *
 parts_name(char room[16], uint32_t i)
@@ -64,122 +52,104 @@ check_contents(const struct held *held, const char *when)
 
 /* NULL where there is none of that name. */
 static struct held
-open_part(struct parts_process *p, uint32_t i)
+open_part(struct actor *a, uint32_t i)
 {
-    struct held held = {0};
+    struct parts_shared *shared = a->shared;
+    struct caid_array *array;
     char room[16];
 
     if (MUST_OR(-ENOENT,
-                caid_array_open(p->client, &held.array, parts_name(room, i), NULL, &error)) < 0)
+                caid_array_open(a->client, &array, parts_name(room, i), NULL, &error)) < 0)
         return (struct held){0};
-    const struct caid_array_info *info = caid_array_get_info(held.array);
+    const struct caid_array_info *info = caid_array_get_info(array);
     if (info->ndim != 1 || info->shape[0] != PARTS_WORDS || info->nbytes != PARTS_BYTES ||
         strcmp(info->typestr, "<u4") != 0 || !info->readonly || !info->metadata)
         errx(1, "%s is not what was published", room);
-    held.value = (uint32_t)strtoul(info->metadata, NULL, 10);
+    struct held held = {array, (uint32_t)strtoul(info->metadata, NULL, 10)};
     check_contents(&held, "opened");
-    p->shared->n_opened++;
+    shared->n_opened++;
     return held;
 }
 
 /* ---- the reader ---- */
 
-/* Its work on the part goes on when the part is closed, and reads what it would have read
- * before. */
+/* Work on what is held that goes on when it is closed. */
 static void
 close_at_work(struct reader *d, struct held *held)
 {
     CUdeviceptr at = caid_array_get_info(held->array)->ptr;
-    uint32_t words[PARTS_WORDS];
 
-    MUST_CUDA(d->p->drv->cu.cuMemcpyDtoDAsync(d->copy, at, PARTS_BYTES, d->p->stream));
+    MUST_CUDA(d->a->drv->cu.cuMemcpyDtoDAsync(d->copy, at, PARTS_BYTES, d->a->stream));
     caid_array_close(TAKE_PTR(held->array));
-    MUST_CUDA(d->p->drv->cu.cuStreamSynchronize(d->p->stream));
-    MUST_CUDA(d->p->drv->cu.cuMemcpyDtoH(words, d->copy, PARTS_BYTES));
-    check_words("closed with work under way", words, held->value);
 }
 
+/* The work reads what it would have read before. */
 static void
 let_go(struct reader *d, struct held *held)
 {
+    uint32_t words[PARTS_WORDS];
+
     if (!held->array)
         return;
     check_contents(held, "held for a while");
-    if (rnd(d->p, 2))
-        close_at_work(d, held);
-    else
+    if (rnd(d->a, 2)) {
         caid_array_close(TAKE_PTR(held->array));
+        return;
+    }
+    close_at_work(d, held);
+    MUST_CUDA(d->a->drv->cu.cuStreamSynchronize(d->a->stream));
+    MUST_CUDA(d->a->drv->cu.cuMemcpyDtoH(words, d->copy, PARTS_BYTES));
+    check_words("closed with work under way", words, held->value);
 }
 
 static void
 loop(struct reader *d)
 {
-    struct parts_role *role = &d->p->shared->reader;
-
-    program_control(d->p->drv->path, ACTOR_FAST);
-    sem_post(&role->reached);
-    while (!role->stop) {
-        struct held *held = &d->held[rnd(d->p, N_HELD)];
+    actor_fast(d->a);
+    actor_reached(d->a);
+    while (!d->a->role->end) {
+        struct held *held = &d->held[rnd(d->a, N_HELD)];
         let_go(d, held);
-        *held = open_part(d->p, rnd(d->p, PARTS_NAMES - 1));
+        *held = open_part(d->a, rnd(d->a, PARTS_NAMES - 1));
     }
 }
 
 static void
-hold(struct reader *d)
+go_to_moment(struct reader *d, enum reader_moment moment)
 {
-    for (uint32_t i = 0; i < PARTS_NAMES - 1; i++)
-        d->held[i] = open_part(d->p, i);
-}
-
-/* With work on them that is never done. */
-static void
-close_all(struct reader *d)
-{
-    program_control(d->p->drv->path, ACTOR_SLOW);
-    for (size_t i = 0; i < N_HELD; i++) {
-        if (!d->held[i].array)
-            continue;
-        CUdeviceptr at = caid_array_get_info(d->held[i].array)->ptr;
-        MUST_CUDA(d->p->drv->cu.cuMemcpyDtoDAsync(d->copy, at, PARTS_BYTES, d->p->stream));
-        caid_array_close(TAKE_PTR(d->held[i].array));
-    }
-}
-
-static void
-go_to_moment(struct reader *d)
-{
-    sem_t *reached = &d->p->shared->reader.reached;
-    enum reader_moment moment = d->p->shared->now.reader;
-
     if (moment == READER_looping) {
         loop(d);
         return;
     }
     if (moment == READER_unsent)
-        actor_stop_before_send(reached);
+        actor_stop_before_send(d->a);
     if (moment == READER_sent)
-        actor_stop_after_send(reached);
-    hold(d);
-    if (moment == READER_working)
-        close_all(d);
-    MUST(caid_client_ping(d->p->client, &error));
-    sem_post(reached);
+        actor_stop_after_send(d->a);
+    for (uint32_t i = 0; i < PARTS_NAMES - 1; i++)
+        d->held[i] = open_part(d->a, i);
+    if (moment == READER_working) {
+        actor_slow(d->a); /* never done */
+        for (size_t i = 0; i < N_HELD; i++)
+            if (d->held[i].array)
+                close_at_work(d, &d->held[i]);
+    }
+    MUST(caid_client_ping(d->a->client, &error));
+    actor_reached(d->a);
 }
 
-_Noreturn void
-parts_reader(struct parts_process *p)
+void
+parts_reader(struct actor *a, unsigned unused UNUSED)
 {
-    struct reader d = {.p = p};
+    const struct parts_shared *shared = a->shared;
+    struct reader d = {.a = a};
 
-    parts_open(p);
-    MUST_CUDA(p->drv->cu.cuMemAlloc(&d.copy, PARTS_BYTES));
-    go_to_moment(&d);
-    program_wait(&p->shared->reader.go);
+    actor_open(a);
+    MUST_CUDA(a->drv->cu.cuMemAlloc(&d.copy, PARTS_BYTES));
+    go_to_moment(&d, shared->now.reader);
+    actor_wait(a);
     for (size_t i = 0; i < N_HELD; i++)
         let_go(&d, &d.held[i]);
-    caid_client_close(p->client);
-    exit(0);
+    caid_client_close(a->client);
 }
 
 /* ---- the witness ---- */
@@ -189,33 +159,28 @@ parts_reader(struct parts_process *p)
 static bool
 may_be_changed(const struct parts_case *c)
 {
-    return c->victims & VICTIM_publisher &&
+    return c->killed[PUBLISHER] &&
            (c->publisher == PUBLISHER_sent || c->publisher == PUBLISHER_looping);
 }
 
-static void
-check_name(struct parts_process *p, uint32_t i)
+void
+parts_witness(struct actor *a, unsigned unused UNUSED)
 {
-    uint32_t acked = p->shared->acked[i], asked = p->shared->asked[i];
-    struct held held = open_part(p, i); /* none has the value 0 */
+    const struct parts_shared *shared = a->shared;
     char room[16];
 
-    if (held.value != acked && !(may_be_changed(&p->shared->now) && held.value == asked))
-        errx(1, "%s shows %u, not %u; %u was asked for", parts_name(room, i), held.value, acked,
-             asked);
-    if (!held.array)
-        return;
-    MUST(caid_unlink(p->client, parts_name(room, i), NULL, &error));
-    check_contents(&held, "without its name");
-    caid_array_close(held.array);
-}
-
-_Noreturn void
-parts_witness(struct parts_process *p)
-{
-    parts_open(p);
-    for (uint32_t i = 0; i < PARTS_NAMES; i++)
-        check_name(p, i);
-    caid_client_close(p->client);
-    exit(0);
+    actor_open(a);
+    for (uint32_t i = 0; i < PARTS_NAMES; i++) {
+        uint32_t acked = shared->acked[i], asked = shared->asked[i];
+        struct held held = open_part(a, i); /* none has the value 0 */
+        if (held.value != acked && !(may_be_changed(&shared->now) && held.value == asked))
+            errx(1, "%s shows %u, not %u; %u was asked for", parts_name(room, i), held.value,
+                 acked, asked);
+        if (!held.array)
+            continue;
+        MUST(caid_unlink(a->client, parts_name(room, i), NULL, &error));
+        check_contents(&held, "without its name");
+        caid_array_close(held.array);
+    }
+    caid_client_close(a->client);
 }

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts a daemon on the software driver, runs one stress program on it, and stops it.
 
-usage: run_stress.py CAID PROGRAM [--fail=RULES] [--delay=US] [--handoff=MODE] [--pid] [ARGUMENTS]
+usage: run_stress.py CAID PROGRAM SCENARIO [--fail=RULES] [--delay=US] [--handoff=MODE] [ARGUMENTS]
 
 RULES are calls that go wrong in the daemon, as in driver/soft/README.md; MODE is how streams wait for those of
-other processes, as in caid.conf(5). The program gets the socket, with --pid the daemon's process, and the other
-arguments. Fails when the program fails, when the
-daemon does not stop cleanly, or when either printed a sanitizer's report.
+other processes, as in caid.conf(5). The program gets the scenario, the socket, the daemon's process, and the other
+arguments. Fails when the program fails, when the daemon does not stop cleanly, or when either printed a
+sanitizer's report.
 """
 
 import argparse
@@ -55,10 +55,10 @@ def parse(argv):
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("caid")
     parser.add_argument("program")
+    parser.add_argument("scenario")
     parser.add_argument("--fail")
     parser.add_argument("--delay", default="50")
     parser.add_argument("--handoff", default="auto")
-    parser.add_argument("--pid", action="store_true")
     return parser.parse_known_args(argv)
 
 
@@ -77,9 +77,8 @@ def main(argv):
                                       stderr=log, env={**env, **faults})
             try:
                 wait_ready(path, daemon)
-                pid = [str(daemon.pid)] if args.pid else []
                 # ThreadSanitizer sleeps for a second at each exit, of which a program may have hundreds.
-                client = subprocess.run([args.program, path, *pid, *rest], stderr=log,
+                client = subprocess.run([args.program, args.scenario, path, str(daemon.pid), *rest], stderr=log,
                                         env={"TSAN_OPTIONS": "atexit_sleep_ms=0", **env})
             finally:
                 daemon.send_signal(signal.SIGTERM)

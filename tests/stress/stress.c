@@ -1,108 +1,192 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many threads on few clients against one daemon, for ThreadSanitizer: a plain main, since
- * Criterion aborts under it. Threads create, open, read, write, close, list and unlink arrays
- * with colliding names, in brackets or without; every answer must be one that the interface
- * allows. Ends after a fixed number of steps. At the end nothing may be left.
- *      usage: stress SOCKET [STEPS]
+ * Runs one scenario, half of it twice, and looks at the daemon's ledger before, half-way and in the
+ * end: it has to be the same, and the daemon's memory may not grow in the second half.
+ *      usage: stress SCENARIO SOCKET PID [MODE]; PID of the daemon, which is this user's, MODE how
+ *      its streams wait
+ *      environment: CAID_STRESS_KILLS, CAID_STRESS_CREATES: how much is done
  */
+#include "stress.h"
+
 #include <err.h>
-#include <errno.h>
-#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#include "base/macros.h"
-#include "cuda/local.h"
-#include "program.h"
+#include "base/clock.h"
 
-#define CLIENTS 3
-#define THREADS 4 /* for each client */
-#define NAMES   5
-#define EXTENT  1024
+#define HANG_S       20 /* after which nobody is waited for any more */
+#define ALARM_S      (SANITIZED ? 1200 : 300)
+#define MAX_DELAY_US 4000
 
-struct worker {
-    pthread_t thread;
-    struct caid_client *client;
-    uint64_t stream;
-    uint32_t random;
-    int steps;
+static const struct scenario *const scenarios[] = {
+    &scenario_client, &scenario_arena, &scenario_publish, &scenario_kill,
+    &scenario_churn,  &scenario_parts, &scenario_handoff,
 };
 
-static void
-use(struct worker *w, struct caid_array *array)
-{
-    static const uint8_t pattern[EXTENT] = {[EXTENT - 1] = 1};
-    const struct caid_array_info *info = caid_array_get_info(array);
-    uint8_t bytes[EXTENT];
+/* ---- for who runs a scenario ---- */
 
-    if (info->nbytes != EXTENT || !info->ptr)
-        errx(1, "an array of the wrong size");
-    if (!info->readonly && rnd(w, 2))
-        MUST(caid_array_copy_from_host(array, pattern, EXTENT, &error));
-    MUST(caid_array_copy_to_host(array, bytes, EXTENT, &error));
+void
+stress_fail(const struct stress *s, const char *format, ...)
+{
+    va_list args;
+
+    fprintf(stderr, "case %u (%s): ", s->number, s->what);
+    va_start(args, format);
+    verrx(1, format, args);
 }
 
-/* One that begins is ended, abandoned, or only freed, which abandons it, too. */
-static void
-use_and_end(struct worker *w, struct caid_array *array, struct caid_bracket *bracket)
+void
+stress_count(struct stress *s, const char *what)
 {
-    use(w, array);
-    switch (rnd(w, 8)) {
-    case 0: MUST(caid_bracket_abandon(bracket, &error)); break;
-    case 1: break;
-    default: MUST(caid_bracket_end(bracket, &error)); break;
+    for (size_t i = 0; i < ARRAY_SIZE(s->counts); i++)
+        if (!s->counts[i].what || s->counts[i].what == what) {
+            s->counts[i].what = what;
+            s->counts[i].n++;
+            return;
+        }
+    errx(1, "more is counted than there is room for");
+}
+
+struct ledger
+stress_look(struct stress *s)
+{
+    struct ledger now = ledger_take(&s->source);
+
+    if (now.leases >= s->ledgers.work.leases)
+        s->ledgers.work = now;
+    return now;
+}
+
+void
+role_start(struct stress *s, unsigned role, void (*actor)(struct actor *, unsigned), unsigned n)
+{
+    struct role *r = &s->roles[role];
+    struct actor a = {.s = s, .role = r, .shared = s->shared, .random = rnd(s, 65536)};
+
+    while (sem_trywait(&r->go) == 0 || sem_trywait(&r->reached) == 0)
+        ;
+    r->end = false;
+    pid_t pid = program_fork();
+    if (pid > 0) {
+        r->pid = pid;
+        return;
     }
+    alarm(ALARM_S);
+    actor(&a, n);
+    exit(0);
 }
 
-static void
-use_in_bracket(struct worker *w, struct caid_array *array)
+void
+role_await(struct stress *s, unsigned role)
 {
-    bool write = !caid_array_get_info(array)->readonly && rnd(w, 2);
-    OPTIONS(caid_bracket_options, options, .reads = &array, .n_reads = !write, .writes = &array,
-            .n_writes = write, .stream = rnd(w, 3) ? w->stream : 0);
-    struct caid_bracket *bracket;
-    int r;
+    struct role *r = &s->roles[role];
+    int status;
 
-    options.nowait = rnd(w, 4) == 0;
-    options.timeout_ns = rnd(w, 4) ? 0 : rnd(w, 1000) * 1000;
-    MUST(caid_bracket_start(w->client, &bracket, &options, &error));
-    if (rnd(w, 8)) /* else it is given up */
-        while ((r = caid_bracket_wait(bracket, rnd(w, 2) ? 200000 : CAID_FOREVER, &error)) > 0)
-            ;
-    else
-        r = -ECANCELED;
-    if (r == 0)
-        use_and_end(w, array, bracket);
-    else if (r != -ECANCELED && r != -EOWNERDEAD)
-        MUST_OR(-ETIMEDOUT, r);
-    caid_bracket_free(bracket);
+    if (program_wait_for(&r->reached, HANG_S))
+        return;
+    if (waitpid(r->pid, &status, WNOHANG) > 0)
+        stress_fail(s, "actor %u has ended: status %#x", role, status);
+    stress_fail(s, "actor %u does not get there", role);
 }
 
-static void
-step(struct worker *w)
+void
+role_go(struct stress *s, unsigned role)
 {
-    OPTIONS(caid_open_options, open);
-    OPTIONS(caid_memory_info, memory);
-    struct caid_array *array = NULL;
-    char name[8];
+    sem_post(&s->roles[role].go);
+}
 
-    snprintf(name, sizeof(name), "%u", rnd(w, NAMES));
-    switch (rnd(w, 8)) {
-    case 0:
-    case 1: array = program_make(w->client, rnd(w, 3) ? name : NULL, NULL, EXTENT); break;
-    case 2: MUST_OR(-ENOENT, caid_unlink(w->client, name, NULL, &error)); break;
-    case 3: MUST(caid_memory_info(w->client, 0, &memory, &error)); break;
-    default:
-        open.mode = rnd(w, 2) ? "r" : "rw";
-        MUST_OR(-ENOENT, caid_array_open(w->client, &array, name, &open, &error));
-        break;
-    }
-    if (array && rnd(w, 2))
-        use_in_bracket(w, array);
-    else if (array)
-        use(w, array);
-    caid_array_close(array);
+void
+role_kill(struct stress *s, unsigned role)
+{
+    usleep(rnd(s, MAX_DELAY_US));
+    if (!program_kill(s->roles[role].pid))
+        stress_fail(s, "actor %u, to be killed, has ended by itself", role);
+}
+
+void
+role_join(struct stress *s, unsigned role)
+{
+    int status;
+
+    if (waitpid(s->roles[role].pid, &status, 0) != s->roles[role].pid || status)
+        stress_fail(s, "actor %u has failed: status %#x", role, status);
+}
+
+/* ---- for actors ---- */
+
+static struct actor *stop_before, *stop_after;
+
+ssize_t __real_sendmsg(int fd, const struct msghdr *msg, int flags);
+ssize_t __wrap_sendmsg(int fd, const struct msghdr *msg, int flags);
+
+/* Linked in the place of the library's sendmsg(2). */
+ssize_t
+__wrap_sendmsg(int fd, const struct msghdr *msg, int flags)
+{
+    if (stop_before)
+        actor_stay(stop_before);
+    ssize_t r = __real_sendmsg(fd, msg, flags);
+    if (stop_after && r >= 0)
+        actor_stay(stop_after);
+    return r;
+}
+
+void
+actor_stop_before_send(struct actor *a)
+{
+    stop_before = a;
+}
+
+void
+actor_stop_after_send(struct actor *a)
+{
+    stop_after = a;
+}
+
+void
+actor_open(struct actor *a)
+{
+    a->drv = program_driver("soft");
+    a->client = program_connect(a->s->source.socket);
+    MUST_CUDA(a->drv->cu.cuStreamCreate(&a->stream, CU_STREAM_NON_BLOCKING));
+}
+
+void
+actor_reached(struct actor *a)
+{
+    sem_post(&a->role->reached);
+}
+
+void
+actor_wait(struct actor *a)
+{
+    program_wait(&a->role->go);
+}
+
+void
+actor_stay(struct actor *a)
+{
+    actor_reached(a);
+    for (;;)
+        pause();
+}
+
+void
+actor_slow(struct actor *a)
+{
+    program_control(a->drv->path, "delay 60000000");
+}
+
+void
+actor_fast(struct actor *a)
+{
+    program_control(a->drv->path, "delay 200 1");
 }
 
 static void *
@@ -110,78 +194,96 @@ work(void *arg)
 {
     struct worker *w = arg;
 
-    MUST(caid_stream_create(w->client, 0, CAID_STREAM_NON_BLOCKING, &w->stream, &error));
-    for (int i = 0; i < w->steps; i++)
-        step(w);
-    MUST(caid_stream_synchronize(w->client, w->stream, 0, &error));
-    MUST(caid_stream_destroy(w->client, w->stream, &error));
+    w->run(w);
     return NULL;
 }
 
-/* Keeps the driver's library loaded: ThreadSanitizer does not see the lock of the dynamic loader
- * and would report what loading wrote in one thread and another reads. */
-static struct caid_client *
-driver_hold(void)
+void
+workers_start(struct worker *workers, unsigned n_workers, struct actor *a,
+              void (*run)(struct worker *), unsigned n)
 {
-    struct caid_client *client;
-
-    MUST(cuda_driver_open(&client, "soft", &error));
-    return client;
+    for (unsigned i = 0; i < n_workers; i++) {
+        workers[i] =
+            (struct worker){.a = a, .random = rnd(a, 65536), .index = i, .n = n, .run = run};
+        if (pthread_create(&workers[i].thread, NULL, work, &workers[i]))
+            errx(1, "no thread");
+    }
 }
 
-/* One more client sees that the names can go, and that all is given back. */
-static void
-clean_up(const char *socket)
+void
+workers_join(struct worker *workers, unsigned n_workers)
 {
-    struct caid_client *client = program_connect(socket);
-    OPTIONS(caid_status, status);
-    char name[8];
+    for (unsigned i = 0; i < n_workers; i++)
+        pthread_join(workers[i].thread, NULL);
+}
 
-    for (unsigned i = 0; i < NAMES; i++) {
-        snprintf(name, sizeof(name), "%u", i);
-        MUST_OR(-ENOENT, caid_unlink(client, name, NULL, &error));
+/* ---- the whole ---- */
+
+static struct stress *
+stress_new(const struct scenario *scenario, char **argv)
+{
+    struct stress *s = program_share(sizeof(*s));
+
+    *s = (struct stress){.random = 1,
+                         .source = {argv[2], (pid_t)atoi(argv[3])},
+                         .mode = argv[4],
+                         .shared = program_share(scenario->shared_size + 1)};
+    for (unsigned i = 0; i < N_ROLES; i++) {
+        program_share_sem(&s->roles[i].go);
+        program_share_sem(&s->roles[i].reached);
     }
-    for (int i = 0; i < 1000; i++) {
-        MUST(caid_client_status(client, &status, &error));
-        if (!status.blocks && !status.arrays && !status.leases && !status.brackets &&
-            status.connections == 1)
-            break;
-        usleep(10000);
+    snprintf(s->what, sizeof(s->what), "%s", scenario->name);
+    return s;
+}
+
+/* What comes of it once all names have gone. */
+static struct ledger
+run(const struct scenario *scenario, struct stress *s, unsigned first, unsigned n,
+    const struct ledger *start)
+{
+    if (scenario->run) {
+        scenario->run(s, first, n);
+    } else {
+        role_start(s, 0, scenario->actor, n);
+        role_join(s, 0);
     }
-    if (status.blocks || status.arrays || status.leases || status.brackets ||
-        status.release_errors)
-        errx(1, "left behind: %llu blocks, %llu arrays, %llu leases, %llu brackets",
-             (unsigned long long)status.blocks, (unsigned long long)status.arrays,
-             (unsigned long long)status.leases, (unsigned long long)status.brackets);
-    caid_client_close(client);
+    ledger_unlink_all(&s->source);
+    return ledger_settle(&s->source, start);
+}
+
+static int
+run_all(const struct scenario *scenario, struct stress *s, unsigned n)
+{
+    struct ledgers *l = &s->ledgers;
+
+    if (scenario->begin)
+        scenario->begin(s);
+    l->start = run(scenario, s, 0, scenario->warm, NULL);
+    memset(s->counts, 0, sizeof(s->counts));
+    uint64_t begun = clock_now_ns();
+    l->half = run(scenario, s, 0, n / 2, &l->start);
+    l->end = run(scenario, s, n / 2, n - n / 2, &l->start);
+    printf("%s: %u in %.1f s\n", scenario->name, n, (double)(clock_now_ns() - begun) / 1e9);
+    for (size_t i = 0; i < ARRAY_SIZE(s->counts) && s->counts[i].what; i++)
+        printf("%6u %s\n", s->counts[i].n, s->counts[i].what);
+    if (scenario->report)
+        scenario->report(s);
+    return ledgers_check(l) ? 0 : 1;
 }
 
 int
 main(int argc, char **argv)
 {
-    struct worker workers[CLIENTS * THREADS];
-    struct caid_client *clients[CLIENTS];
-    int steps = argc > 2 ? atoi(argv[2]) : 500;
-
-    if (argc < 2)
-        errx(1, "usage: stress SOCKET [STEPS]");
-    struct caid_client *driver = driver_hold();
-    for (size_t i = 0; i < CLIENTS; i++)
-        clients[i] = program_connect(argv[1]);
-    for (size_t i = 0; i < ARRAY_SIZE(workers); i++) {
-        workers[i] = (struct worker){.client = clients[i % CLIENTS],
-                                     .random = (uint32_t)i + 1,
-                                     .steps = steps};
-        if (pthread_create(&workers[i].thread, NULL, work, &workers[i]))
-            errx(1, "pthread_create");
+    setlinebuf(stdout);
+    for (size_t i = 0; (argc == 4 || argc == 5) && i < ARRAY_SIZE(scenarios); i++) {
+        const struct scenario *scenario = scenarios[i];
+        const char *amount = scenario->variable ? getenv(scenario->variable) : NULL;
+        unsigned n = amount ? (unsigned)atoi(amount) : scenario->amount;
+        if (strcmp(scenario->name, argv[1]) != 0)
+            continue;
+        if (n < scenario->least)
+            errx(1, "%s is at least %u", scenario->variable, scenario->least);
+        return run_all(scenario, stress_new(scenario, argv), n);
     }
-    for (size_t i = 0; i < ARRAY_SIZE(workers); i++)
-        pthread_join(workers[i].thread, NULL);
-    for (size_t i = 0; i < CLIENTS; i++)
-        caid_client_close(clients[i]);
-    clean_up(argv[1]);
-    caid_client_close(driver);
-    printf("%zu threads on %d clients, %d steps each: nothing left\n", ARRAY_SIZE(workers),
-           CLIENTS, steps);
-    return 0;
+    errx(1, "usage: stress SCENARIO SOCKET PID [MODE]");
 }
