@@ -122,7 +122,7 @@ static PyObject *
 allocation_get_interface(PyObject *op, void *closure)
 {
     _cleanup_py_ PyObject *ptr = allocation_get_ptr(op, closure);
-    _cleanup_py_ PyObject *module = ptr ? PyImport_ImportModule("caid._interface") : NULL;
+    _cleanup_py_ PyObject *module = ptr ? PyImport_ImportModule("caid._memory._export") : NULL;
 
     return module ? PyObject_CallMethod(module, "bytes_at", "OK", ptr,
                                         (unsigned long long)allocation(op)->nbytes)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libcaid's errors as exceptions. The classes are Python's (caid/_errors.py), which has one per
- * code of proto/errors.def; this file only calls their factory.
+ * libcaid's errors as exceptions. caid/_base/_errors.py has a class for each code of
+ * proto/errors.def; this file only calls their factory.
  */
 #include "module.h"
 

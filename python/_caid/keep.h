@@ -3,9 +3,9 @@
  * Keep: what has to live as long as a part that was published: the array whose memory it is, as its
  * library would use that again; None for an Allocation, whose memory the arena keeps by itself.
  * Made before the part, for caid_part_options.gone; ends some time after that was called, or with
- * its client, which has it in a list. As long as there is one, caid/_releaser.py sees to it that
- * the client reads what the daemon tells: the arena hears by that, too, that the memory may be used
- * again.
+ * its client, which has it in a list. As long as there is one, caid/_memory/_releaser.py sees to
+ * it that the client reads what the daemon tells: so the arena, too, hears that the memory may be
+ * used again.
  *
  * gone() takes no GIL, as it may be called while the interpreter ends: it only notes the keep. It
  * is called by caid_client_dispatch(), caid_client_dispatch_parts() and caid_client_close(), which

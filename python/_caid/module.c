@@ -196,7 +196,7 @@ static int
 module_exec(PyObject *module)
 {
     struct module_state *state = state_of(module);
-    _cleanup_py_ PyObject *errors = PyImport_ImportModule("caid._errors");
+    _cleanup_py_ PyObject *errors = PyImport_ImportModule("caid._base._errors");
 
     if (!errors)
         return -1;

@@ -96,7 +96,7 @@ struct module_state {
 #undef PY_TYPE
     PyObject *spent;      /* a list: to be dropped by a thread that may call CUDA */
     struct gate *gate;    /* of callbacks: handle.h */
-    PyObject *make_error; /* caid._errors.make_error */
+    PyObject *make_error; /* caid._base._errors.make_error */
     bool strict;          /* the software driver's device memory is not for the host */
 };
 
@@ -229,7 +229,7 @@ struct py_field {
 
 PyObject *py_ipc_handle_tuple(const struct caid_ipc_handle *handle);
 
-/* A tuple of the fields, in the order of the class in caid/_records.py, which names them. */
+/* A tuple of the fields, in the order of the class in caid/_base/_records.py, which names them. */
 PyObject *py_record(const void *record, const struct py_field *fields);
 
 /* A tuple of all fields of an answer, in their order, which is that of the class in
@@ -382,7 +382,8 @@ struct lease_object {
         info;     /* its numbers, which outlive `array`; not its texts and lists */
     bool created; /* by this client, which has not opened it */
 
-    PyObject *pending; /* work on the memory that may not be done: caid/_pending.py; or NULL */
+    /* Work on the memory that may not be done, caid/_handoff/_pending.py; or NULL. */
+    PyObject *pending;
 
     /* Its texts and lists, made when first asked for, at the latest when `array` ends: opening
      * many arrays makes no objects that nobody looks at. */

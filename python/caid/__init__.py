@@ -25,26 +25,28 @@ from __future__ import annotations
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from ._daemon import LocalDaemon
+    from ._session._daemon import LocalDaemon
 
-from . import _caid, _errors, _helpers, _records  # noqa: F401
-from ._arena import Allocation, Arena
-from ._array import Array
-from ._bracket import Bracket
-from ._cai import as_array, from_cuda_array_interface
-from ._client import Client
-from ._default import default_client
-from ._dlpack import from_dlpack
-from ._errors import *  # noqa: F403
-from ._events import Event
-from ._helpers import *  # noqa: F403
-from ._records import *  # noqa: F403
-from ._reference import Reference
-from ._set import Reservation, Set
-from ._streams import Stream
-from ._strict import strict_device
-from ._timeline import Timeline
-from ._watch import Watch
+from . import _caid, _reference  # noqa: F401
+from ._base import _errors, _records  # noqa: F401
+from ._base._errors import *  # noqa: F403
+from ._base._records import *  # noqa: F403
+from ._base._strict import strict_device
+from ._handoff._event import Event
+from ._handoff._stream import Stream
+from ._handoff._timeline import Timeline
+from ._interfaces import _numba  # noqa: F401
+from ._interfaces._numba import *  # noqa: F403
+from ._interfaces._reference import Reference
+from ._memory._arena import Allocation, Arena
+from ._memory._array import Array
+from ._memory._bracket import Bracket
+from ._memory._cai import as_array, from_cuda_array_interface
+from ._memory._dlpack import from_dlpack
+from ._memory._set import Reservation, Set
+from ._session._client import Client
+from ._session._default import default_client
+from ._session._watch import Watch
 
 if _typing.TYPE_CHECKING:
     import os
@@ -104,7 +106,7 @@ __all__ = [
     "softcuda_path",
     "strict_device",
     *_errors.__all__,
-    *_helpers.__all__,
+    *_numba.__all__,
     *_records.__all__,
 ]
 
@@ -124,7 +126,7 @@ if not _typing.TYPE_CHECKING:  # which would take every name for one that is the
 
     def __getattr__(name: str) -> object:
         if name == "LocalDaemon":  # a third of the time that importing all would take
-            from . import _daemon
+            from ._session import _daemon
 
             _show(_daemon.LocalDaemon)
             globals()[name] = _daemon.LocalDaemon

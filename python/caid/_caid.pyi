@@ -13,7 +13,7 @@ _Derived = TypeVar("_Derived")
 _Path = Union[str, bytes, PathLike[str], PathLike[bytes]]
 _Dims = tuple[int, ...]
 _Text = Optional[str]
-_Record = tuple[Any, ...]  # of caid/_answers.py, caid/_records.py
+_Record = tuple[Any, ...]  # of caid/_answers.py, caid/_base/_records.py
 
 class Client:
     """One ``struct caid_client``. Ends with close() or with the object; leases hold it.

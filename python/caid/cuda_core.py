@@ -22,9 +22,9 @@ except ImportError:  # before 0.5
     from cuda.core.experimental import Buffer, Device
     from cuda.core.experimental import MemoryResource as _Base
 
-from . import _resource
-from ._client import Client
-from ._records import ArenaMemory
+from ._base._records import ArenaMemory
+from ._interfaces import _resource
+from ._session._client import Client
 
 
 class MemoryResource(_resource.Resource, _Base):

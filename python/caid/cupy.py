@@ -19,10 +19,12 @@ import cupy
 from cupy.cuda import MemoryPointer, UnownedMemory, runtime
 from cupy.cuda.runtime import CUDARuntimeError
 
-from . import _arena, _resource, _stream
-from ._client import Client
-from ._errors import NO_ROOM, Error
-from ._records import ArenaMemory
+from ._base._errors import Error, NO_ROOM
+from ._base._records import ArenaMemory
+from ._handoff import _any_stream
+from ._interfaces import _resource
+from ._memory import _arena
+from ._session._client import Client
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
@@ -157,7 +159,7 @@ def _publish(allocator, name, array, stream, metadata):
     if stream is None:
         stream = cupy.cuda.get_current_stream(array.device.id)
     arena = allocator.arena(array.device.id)
-    return arena.publish(name, array, stream=_stream.handle(stream), metadata=metadata)
+    return arena.publish(name, array, stream=_any_stream.handle(stream), metadata=metadata)
 
 
 def _check_type(array):

@@ -39,9 +39,11 @@ from distributed import Worker, WorkerPlugin
 from distributed.protocol import cuda_deserialize, cuda_serialize, dask_deserialize, dask_serialize
 from distributed.protocol.serialize import register_serialization_family
 
-from . import _cai, _default, _errors, _typestr
-from ._array import Array
-from ._reference import Reference
+from ._base import _errors, _typestr
+from ._interfaces._reference import Reference
+from ._memory import _cai
+from ._memory._array import Array
+from ._session import _default
 
 __all__ = ["Plugin", "from_set", "to_set"]
 

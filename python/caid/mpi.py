@@ -22,15 +22,16 @@ from typing import TYPE_CHECKING, Any, Iterator
 
 from mpi4py import MPI
 
-from . import _array, _cai, _default
-from ._errors import CancelledError, closed, invalid
-from ._handles import Closing
-from ._reference import Reference
-from ._staging import Lane
+from ._base._errors import CancelledError, closed, invalid
+from ._base._lifetime import Closing
+from ._interfaces._reference import Reference
+from ._interfaces._staging import Lane
+from ._memory import _array, _cai
+from ._session import _default
 
 if TYPE_CHECKING:
-    from ._array import Array
-    from ._client import Client
+    from ._memory._array import Array
+    from ._session._client import Client
     from .storage import Storage
 
 __all__ = ["Halo", "bcast_by_reference", "machine_comm"]

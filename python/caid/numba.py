@@ -25,21 +25,15 @@ from typing import TYPE_CHECKING, Any, Iterator
 
 import numpy
 
-from . import _stream
-from ._default import _Default
-from ._errors import (
-    NO_ROOM,
-    DisconnectedError,
-    Error,
-    InvalidError,
-    NoDaemonError,
-    invalid,
-    unsupported,
+from ._base._errors import (
+    DisconnectedError, Error, InvalidError, NO_ROOM, NoDaemonError, invalid, unsupported,
 )
-from ._handles import attribute
+from ._base._lifetime import attribute
+from ._handoff import _any_stream
+from ._session._default import _Default
 
 if TYPE_CHECKING:
-    from ._arena import Arena
+    from ._memory._arena import Arena
 
 # Of the libraries, in the order in which they are looked for.
 _DRIVERS = ("numba.cuda.cudadrv.driver", "numba_cuda_mlir.numba_cuda.cudadrv.driver")
@@ -444,9 +438,9 @@ class MemoryManager:
 
     def _stream_number(self, stream):
         """0 is Numba's default stream, which its environment may make the per-thread one."""
-        if _stream.is_default(stream):
+        if _any_stream.is_default(stream):
             stream = self.context.get_default_stream()
-        return _stream.handle(stream)
+        return _any_stream.handle(stream)
 
 
 _numba_memory_manager = MemoryManager

@@ -35,10 +35,10 @@ except ImportError:
     TensorTransportManager = TensorTransportMetadata = object
     register_tensor_transport = None
 
-from . import _default
-from ._array import Array
-from ._errors import not_found
-from ._reference import Reference
+from ._base._errors import not_found
+from ._interfaces._reference import Reference
+from ._memory._array import Array
+from ._session import _default
 
 __all__ = ["Transport", "put"]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from rmm.mr import CallbackMemoryResource
 
-from . import _resource
-from ._client import Client
-from ._errors import NO_ROOM
-from ._records import ArenaMemory
+from ._base._errors import NO_ROOM
+from ._base._records import ArenaMemory
+from ._interfaces import _resource
+from ._session._client import Client
 
 
 class MemoryResource(_resource.Resource, CallbackMemoryResource):

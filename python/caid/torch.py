@@ -20,11 +20,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _arena, _caid, _default, _resource, _stream, _typestr
-from ._client import Client
-from ._errors import DeviceError, Error
-from ._errors import device as device_error
-from ._records import ArenaMemory
+from . import _caid
+from ._base import _typestr
+from ._base._errors import DeviceError, Error, device as device_error
+from ._base._records import ArenaMemory
+from ._handoff import _any_stream
+from ._interfaces import _resource
+from ._memory import _arena
+from ._session import _default
+from ._session._client import Client
 
 if not hasattr(torch.cuda, "MemPool"):
     raise ImportError(f"caid.torch needs PyTorch 2.6 or later, not {torch.__version__}")
@@ -242,7 +246,7 @@ def publish(
     arena = _arena_with(tensor)
     if stream is None:
         stream = torch.cuda.current_stream(tensor.device)
-    return arena.publish(name, shown, stream=_stream.handle(stream), metadata=metadata)
+    return arena.publish(name, shown, stream=_any_stream.handle(stream), metadata=metadata)
 
 
 def _label(tensor):

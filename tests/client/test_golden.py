@@ -96,7 +96,7 @@ def verbs(tmp_path):
 
 def fields(cls):
     """As the source has them: with types, and a comment for what a field is."""
-    sources = "".join(source.read_text("utf-8") for source in pathlib.Path(caid.__file__).parent.glob("_*.py"))
+    sources = "".join(source.read_text("utf-8") for source in pathlib.Path(caid.__file__).parent.rglob("_*.py"))
     (source,) = re.findall(rf"^class {cls.__name__}\(NamedTuple\):\n(.*?)(?=^\S|\Z)", sources, re.M | re.S)
     comment = ""
     for line in source.replace(cls.__doc__, "").splitlines():
@@ -110,7 +110,7 @@ def fields(cls):
 
 
 def python():
-    for name in sorted(caid._records.__all__):
+    for name in sorted(caid._base._records.__all__):
         cls = getattr(caid, name)
         if hasattr(cls, "_fields"):
             yield f"caid.{name}{cls._fields}", inspect.getdoc(cls).splitlines() + [*fields(cls)]

@@ -12,7 +12,7 @@ import struct
 import sys
 import time
 
-from caid import _typestr
+from caid._base import _typestr
 from caid.weights import FormatError, _safetensors
 
 try:

@@ -72,7 +72,7 @@ def total_cupy(x):
 
 
 def n_allocated():
-    return sum(arena.info.allocations for arena in caid._arena._open)
+    return sum(arena.info.allocations for arena in caid._memory._arena._open)
 
 
 def slow_sum(*arrays):

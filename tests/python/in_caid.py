@@ -12,7 +12,8 @@ import pathlib
 import numpy
 
 import caid
-from caid import _array, _typestr
+from caid._base import _typestr
+from caid._memory import _array
 
 figures = []  # a function each: how often
 

@@ -12,7 +12,7 @@ import threading
 from conftest import PATIENCE_S, wait_until
 
 import caid
-from caid import _daemon
+from caid._session import _daemon
 
 KEEPER = pathlib.Path(_daemon.find_daemon()).resolve().with_name("caid-keeper")
 

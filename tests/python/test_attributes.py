@@ -14,7 +14,7 @@ from members import THINGS, members, outcome
 
 import caid
 import caid.storage
-from caid import _reference
+from caid._interfaces import _reference
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from brackets import begins, contents, ends, entry, figures, filled
 from conftest import PATIENCE_S, forked, in_thread, n_leases, wait_until
 
 import caid
-from caid import _pending
+from caid._handoff import _pending
 
 
 # --- what is not whole ----------------------------------------------------------------------

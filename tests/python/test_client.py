@@ -143,7 +143,7 @@ def test_addresses_are_paths(daemon, client):
 
 def test_the_clients_name(daemon, client):
     client.create("a", 4).close()
-    for name, seen in [("trainer", "trainer"), (None, caid._client._program_name())]:
+    for name, seen in [("trainer", "trainer"), (None, caid._session._client._program_name())]:
         with daemon.connect(name=name) as c, c.open("a"):
             (holder,) = client.show("a").holders
             assert holder.client == seen
@@ -162,7 +162,7 @@ def test_the_clients_name(daemon, client):
 )
 def test_the_programs_name(monkeypatch, argv, name):
     monkeypatch.setattr("sys.argv", argv)
-    assert caid._client._program_name() == name
+    assert caid._session._client._program_name() == name
 
 
 def test_fileno_says_why_there_is_none(child, client):

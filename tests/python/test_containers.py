@@ -15,7 +15,7 @@ import pytest
 from conftest import PATIENCE_S, PREAMBLE, n_blocks, wait_until
 
 import caid
-from caid import _daemon
+from caid._session import _daemon
 
 BUILD = pathlib.Path(os.environ["CAID_BUILD_DIR"])
 CAIDCTL = BUILD / "bin" / "caidctl"

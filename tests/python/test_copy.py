@@ -389,7 +389,7 @@ def test_where_no_event_can_be_recorded(client, a, stream, nth):
     stream.synchronize()
     assert (np.asarray(a) == (0 if nth == 1 else 7)).all()
     del data
-    caid._pending.release()
+    caid._handoff._pending.release()
     gc.collect()
     assert (kept() is None) == (nth == 1)
     assert a.__cuda_array_interface__["stream"] is None
@@ -405,7 +405,7 @@ def test_a_stream_that_captures_a_graph_is_refused(client, a, stream):
                 call(data, stream=stream.number)
     del data
     assert a.__cuda_array_interface__["stream"] is None
-    caid._pending.release()
+    caid._handoff._pending.release()
     assert kept() is None
     assert (a.copy_to_host() == 0).all()
 
@@ -427,7 +427,7 @@ def _interrupted(client, at, stream):
 
     def trace(frame, event, _arg):
         nonlocal n
-        if frame.f_code.co_filename not in (caid._copy.__file__, caid._pending.__file__):
+        if frame.f_code.co_filename not in (caid._memory._copy.__file__, caid._handoff._pending.__file__):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
@@ -448,7 +448,7 @@ def _interrupted(client, at, stream):
         finally:
             sys.settrace(before)
         a.synchronize()
-        caid._pending.release()
-        assert caid._pending._kept.list == []
+        caid._handoff._pending.release()
+        assert caid._handoff._pending._kept.list == []
     assert a._memory.closed, f"interrupted before instruction {at}"
     return interrupted

@@ -16,7 +16,7 @@ import pytest
 from conftest import forked, wait_until
 
 import caid
-from caid import _daemon
+from caid._session import _daemon
 
 
 def is_alive(pid):
@@ -218,9 +218,9 @@ def test_where_the_program_is(tmp_path, monkeypatch):
     monkeypatch.setenv("CAID_DAEMON", "/bin/true")
     assert _daemon.find_daemon() == "/bin/true"
     monkeypatch.delenv("CAID_DAEMON")
-    own = pathlib.Path(_daemon.__file__).parent / "bin" / "caid"
+    own = pathlib.Path(caid.__file__).parent / "bin" / "caid"
     assert _daemon.find_daemon() == str(own)
-    monkeypatch.setattr(_daemon, "__file__", str(tmp_path / "_daemon.py"))
+    monkeypatch.setattr(_daemon, "__file__", str(tmp_path / "_session" / "_daemon.py"))
     (tmp_path / "caid").write_text("#!/bin/sh\n")
     (tmp_path / "caid").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

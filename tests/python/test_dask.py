@@ -14,7 +14,7 @@ import time
 import caid
 import numpy
 import pytest
-from caid import _default
+from caid._session import _default
 from conftest import PATIENCE_S, wait_until
 from engines import N_KILLS, two_machines
 

@@ -9,7 +9,7 @@ from arenas import Foreign
 from conftest import import_foreign
 
 import caid
-from caid import _typestr
+from caid._base import _typestr
 
 NAMES = list(_typestr.NAMED)
 MISSING = {"complex32", "int1", "uint1", *_typestr.PACKED}  # in ml_dtypes before 0.6

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import caid
-from caid import _caid, _errors
+from caid import _caid
+from caid._base import _errors
 
 MAX_NAME = 255
 

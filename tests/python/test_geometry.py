@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from caid import _geometry as g
+from caid._base import _geometry as g
 
 ITEMSIZE = 4
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)

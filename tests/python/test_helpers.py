@@ -19,7 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import caid
-from caid import _caid, _default
+from caid import _caid
+from caid._base._driver import driver_client
+from caid._session import _default
 
 HELPERS = {  # and what they take besides
     **dict.fromkeys(
@@ -99,7 +101,7 @@ def test_layouts_of_the_like_are_numbas(shape, random, backwards):
     a = numpy.zeros(shape, "<i4").transpose(axes)
     if backwards:
         a = a[::-1, ...]
-    shape, dtype, strides, order = caid._cai.like(a)
+    shape, dtype, strides, order = caid._memory._cai.like(a)
     like = {"strides": api._contiguous_strides_like_array(a), "order": api._order_like_array(a)}
     expected = numpy.ndarray(a.shape, a.dtype, **like)
     ours = numpy.ndarray(shape, dtype, strides=strides, order=order)
@@ -321,7 +323,7 @@ def test_pointer_info(client, stream):
 
 def is_pinned(array):
     """A second time is refused."""
-    local = _default.driver_client(None)
+    local = driver_client()
     start = array.__array_interface__["data"][0]
     try:
         local._host_register(0, start, array.nbytes, 0)

@@ -235,7 +235,7 @@ def look(array, sent):
     """Goes through all doors."""
     memory = array._memory
     offset = sent[0].get("offset", 0)
-    low, high = caid._geometry.extent(array.shape, array.strides, array.itemsize)
+    low, high = caid._base._geometry.extent(array.shape, array.strides, array.itemsize)
     assert 0 <= offset + low and offset + high <= SIZE
     desc = array.__cuda_array_interface__ if array.memory != "pinned" else None
     view = np.asarray(array)

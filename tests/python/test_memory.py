@@ -405,5 +405,5 @@ def test_metadata_that_is_none(client):
 @pytest.mark.parametrize("text", ["no JSON", "[" * 3000, "", '{"a":'])
 def test_metadata_of_a_program_that_does_not_speak_json(client, text):
     lease = client._create(None, (4,), "|u1", None, None, None, 0, 0, None, 0, text, 0)
-    with caid._array.of_lease(lease) as a:
+    with caid._memory._array.of_lease(lease) as a:
         assert a.metadata == (text or None) or a.metadata == text

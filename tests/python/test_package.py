@@ -20,7 +20,7 @@ def test_what_is_exported_is_there_and_has_its_name():
     for name in caid.__all__:
         thing = getattr(caid, name)
         assert thing.__module__ == "caid" and thing.__doc__
-    assert {cls.__name__ for cls in caid._errors.CLASSES.values()} <= {*caid.__all__}
+    assert {cls.__name__ for cls in caid._base._errors.CLASSES.values()} <= {*caid.__all__}
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():
@@ -44,6 +44,28 @@ def members(node, classes):
     told = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
     told |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
     return told.union(*(members(classes[base.id], classes) for base in node.bases))
+
+
+FOLDERS = ["_base", "_handoff", "_memory", "_session", "_interfaces"]
+
+
+def imported(tree):
+    """What runs, be it in a function."""
+    if isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test):
+        return
+    if isinstance(tree, ast.ImportFrom):
+        yield tree
+    for child in ast.iter_child_nodes(tree):
+        yield from imported(child)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_private_folder_knows_those_before_it_alone(folder):
+    """docs/ARCHITECTURE.md"""
+    known = {"", *FOLDERS[: FOLDERS.index(folder)]}
+    for source in (PACKAGE / folder).glob("*.py"):
+        others = [node.module or "" for node in imported(ast.parse(source.read_text("utf-8"))) if node.level == 2]
+        assert {other.partition(".")[0] for other in others} <= known | {"_answers"}, source
 
 
 RECORDS = {

@@ -12,7 +12,7 @@ import pytest
 from conftest import PATIENCE_S, after_gate, forked, in_a_thread, in_thread, in_threads, n_leases, softcuda, wait_until
 
 import caid
-from caid import _pending
+from caid._handoff import _pending
 
 N = 1000
 
@@ -493,8 +493,8 @@ def test_ctrl_c_ends_the_wait_of_a_close(child, client):
             except KeyboardInterrupt:
                 assert c.closed and a.closed and s.closed
                 gc.collect()
-                caid._pending.release()
-                assert kept() is not None and not caid._pending._kept.list
+                caid._handoff._pending.release()
+                assert kept() is not None and not caid._handoff._pending._kept.list
                 step("closed")
         """
     )

@@ -9,6 +9,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import pickletools
 import random
 import threading
 import time
@@ -19,7 +20,7 @@ from multiprocessing.reduction import ForkingPickler
 import caid
 import numpy
 import pytest
-from caid import _default
+from caid._session import _default
 from conftest import Held, PATIENCE_S, in_threads, n_leases, wait_until
 from hypothesis import given, strategies as st
 from members import STAYS, members, outcome
@@ -119,6 +120,43 @@ def test_what_nobody_takes_runs_out(setting):
             reference.open(c).close()
         wait_until(lambda: f"pid {os.getpid()}, uid {os.geteuid()} sent an array of 32 bytes" in d.log())
         refused(message, caid.NotFoundError, "nobody took the array in time")
+
+
+# What was pickled while private modules lay beside the public ones, at protocol 0, where text has no length: the socket and the ids are this test's.
+REFERENCE_OF_BEFORE = (
+    "ccaid._reference\n_arrived\n(V{machine}\nV{daemon}\nV{pool}\nVx\nI1\nVrw\n(I2\nI3\nt(I12\nI4\nt(V<i4\nI4\nNtNN"
+    "I01\nI00\nc_codecs\nencode\n(V0123456789abcdef\nVlatin1\ntRtR")
+OF_BEFORE = {
+    "array": "ccaid._reference\n_open_at\n(V{socket}\n" + REFERENCE_OF_BEFORE + "tR.",
+    "reference": REFERENCE_OF_BEFORE + ".",
+    "unsent": "ccaid._reference\n_unsent\n(" + REFERENCE_OF_BEFORE + "ccaid\nNotFoundError\n(I2\nVgone\ntRtR.",
+    "error": "ccaid\nNotFoundError\n(I2\nVgone\ntR.",
+    "code": "c__builtin__\ngetattr\n(ccaid\nErrorCode\nVCLOSED\ntR.",
+    "handle": "ccopy_reg\n_reconstructor\n(ccaid\nIpcHandle\nc__builtin__\ntuple\n(Vabc\nI8\nI16\nttR.",
+}
+
+
+def names_in(message):
+    """What it has of caid's."""
+    return {arg for op, arg, _ in pickletools.genops(message) if op.name == "GLOBAL" and arg.startswith("caid")}
+
+
+def test_what_an_earlier_release_has_pickled(client, here):
+    """It arrives, and is pickled by the same names again."""
+    ids = {"machine": client.machine_id, "daemon": client.daemon_id, "pool": f"uid:{os.geteuid()}"}
+    with client.create("x", (2, 3), "<i4") as a:
+        a.fill(5)
+        messages = {what: text.format(socket=client._socket, **ids).encode() for what, text in OF_BEFORE.items()}
+        got = {what: pickle.loads(message) for what, message in messages.items()}
+        for what, message in messages.items():
+            assert names_in(pickle.dumps(got[what], 0)) == names_in(message), what
+        with got["array"] as b, got["reference"].open(client) as c, got["unsent"] as missing:
+            assert b.copy_to_host().tolist() == c.copy_to_host().tolist() == [[5] * 3] * 2
+            assert (missing.shape, missing.name) == (a.shape, "x")
+            with pytest.raises(caid.NotFoundError, match="gone"):
+                missing.copy_to_host()
+    assert repr(got["error"]) == "NotFoundError(2, 'gone')" and got["code"] is caid.ErrorCode.CLOSED
+    assert got["handle"] == caid.IpcHandle("abc", 8, 16)
 
 
 @pytest.mark.parametrize("mode", ["r", "rw"])

@@ -17,7 +17,8 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy
 import pytest
-from caid import _default, _reference
+from caid._interfaces import _reference
+from caid._session import _default
 from conftest import n_leases, wait_until
 from restarts import Restarts
 
@@ -119,7 +120,7 @@ def test_what_fails_leaves_no_ticket(client, monkeypatch):
     def failing(array):
         raise caid.DisconnectedError(1, "gone")
 
-    monkeypatch.setattr(caid._reference, "_follows", failing)
+    monkeypatch.setattr(caid._interfaces._reference, "_follows", failing)
     with client.empty(4) as a:
         for make in caid.Reference, multiprocessing.reduction.ForkingPickler.dumps:
             with pytest.raises(caid.DisconnectedError):

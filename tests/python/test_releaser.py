@@ -15,7 +15,7 @@ import pytest
 from conftest import PATIENCE_S, forked, in_thread, wait_until
 
 import caid
-from caid import _releaser
+from caid._memory import _releaser
 
 READER = """
 c = caid.connect()

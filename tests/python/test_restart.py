@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from restarts import Deaf, Restarts
 
 import caid
-from caid import _daemon, _default
+from caid._session import _daemon, _default
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import caid
-from caid import _typestr as t
+from caid._base import _typestr as t
 
 scalars = (
     hnp.boolean_dtypes()
@@ -186,7 +186,7 @@ def test_numpy_is_optional():
 import sys
 sys.modules["numpy"] = None
 import caid
-from caid import _typestr
+from caid._base import _typestr
 assert _typestr.of_dtype("<f4") == (("<f4", 4, None, None), ())
 try:
     _typestr.of_dtype("float32")

@@ -17,7 +17,9 @@ import pytest
 from conftest import in_thread, wait_until
 
 import caid
-from caid import _releaser, _staging, weights
+from caid import weights
+from caid._interfaces import _staging
+from caid._memory import _releaser
 
 VALUE = 7  # of the version that is there
 

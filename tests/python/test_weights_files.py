@@ -13,7 +13,8 @@ from conftest import n_blocks, n_leases
 from hypothesis import given, strategies as st
 
 import caid
-from caid import _staging, weights
+from caid import weights
+from caid._interfaces import _staging
 from caid.weights import FormatError
 
 U8 = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}

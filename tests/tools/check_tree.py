@@ -20,7 +20,7 @@ IMPURE = {"uv.h", "cuda.h", "time.h", "sys/time.h", "base/clock.h"}
 FORBIDDEN = {"daemon/core": IMPURE, "mem": IMPURE}
 WIDTH = 100  # columns of a line of C that can be broken: clang-format leaves comments as they are
 # The folders that #include searches, in the build's order.
-INCLUDE_DIRS = ("proto", "driver", "mem", "daemon/core", "daemon", "client/include", "client", "tests")
+INCLUDE_DIRS = ("proto", "driver", "mem", "daemon/core", "daemon", "client/include", "client", "python", "tests")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 # A function's definition, as clang-format lays it out, with the line before; and what may be a call.

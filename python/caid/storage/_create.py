@@ -8,8 +8,10 @@ from typing import Any, Literal, Sequence
 
 import numpy
 
-from .. import _array, _default, _pending
-from .._errors import invalid, unsupported
+from .._base._errors import invalid, unsupported
+from .._handoff import _pending
+from .._memory import _array
+from .._session import _default
 from . import _layout
 from ._interface import ForeignField, array_of, interface_of
 from ._memory import allocate, new_host, opened, seen_by_device

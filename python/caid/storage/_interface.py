@@ -11,10 +11,12 @@ from typing import Any, Iterable
 
 import numpy
 
-from .. import _array, _cai, _helpers, _pending, _stream
-from .._errors import invalid
-from .._handles import attribute
-from .._imports import when_imported
+from .._base._errors import invalid
+from .._base._imports import when_imported
+from .._base._lifetime import attribute
+from .._handoff import _any_stream, _pending
+from .._interfaces import _numba
+from .._memory import _array, _cai
 from . import _layout
 from ._types import Storage
 
@@ -80,7 +82,7 @@ class ForeignField:
             where = self.device or "the host"
             said = f"a {type(self.obj).__name__} has no buffer on {where}: it is copied"
             warnings.warn(said, RuntimeWarning, stacklevel=_outside())
-            self.array = array.copy_to_host() if self.device is None else _helpers.to_device(array)
+            self.array = array.copy_to_host() if self.device is None else _numba.to_device(array)
             self._original = array
         return self.array
 
@@ -156,10 +158,10 @@ class Fields:
     ):
         if device not in (None, "gpu"):
             raise invalid(f"device {device!r}: None or 'gpu'")
-        if _stream.is_default(stream):
+        if _any_stream.is_default(stream):
             stream = 0
         else:
-            _stream.handle(stream)
+            _any_stream.handle(stream)
         self._read, self._write, self._device, self._stream = tuple(read), tuple(write), device, stream
         self._arrays, self._foreign, self._used = (), [], []
 
@@ -168,7 +170,7 @@ class Fields:
             arrays = [self._use(obj, False) for obj in self._read]
             arrays += [self._use(obj, True) for obj in self._write]
             if self._device is not None:
-                _pending.order_all([array._memory for array in arrays], self._stream or _stream.LEGACY)
+                _pending.order_all([array._memory for array in arrays], self._stream or _any_stream.LEGACY)
         except BaseException:
             self._release()
             raise
@@ -216,7 +218,7 @@ class Fields:
         return isinstance(obj, Storage) and (obj._host if self._device is None else obj._array) is not None
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        stream = None if self._device is None else self._stream or _stream.LEGACY
+        stream = None if self._device is None else self._stream or _any_stream.LEGACY
         try:
             try:
                 for obj in self._write:

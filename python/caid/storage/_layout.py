@@ -11,8 +11,8 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy
 
-from .. import _geometry
-from .._errors import invalid
+from .._base import _geometry
+from .._base._errors import invalid
 
 AXES = "IJK"
 

@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy
 
-from .. import _array, _cai, _default, _helpers, _typestr
-from .._errors import NotFoundError, unsupported
+from .._base import _typestr
+from .._base._driver import driver_client
+from .._base._errors import NotFoundError, unsupported
+from .._interfaces import _numba
+from .._memory import _array, _cai
+from .._session import _default
 from . import _layout
 from ._shared import Shared, described, impossible
 from ._sync import SyncState, address_of
@@ -97,7 +101,7 @@ def new_host(p: _layout.Parameters) -> numpy.ndarray:
     if p.device is None:
         memory = numpy.empty(nbytes, "u1")
     else:
-        make = _helpers.managed_array if p.managed == "cuda" else _helpers.pinned_array
+        make = _numba.managed_array if p.managed == "cuda" else _numba.pinned_array
         memory = make(nbytes, "u1", client=p.client)
     lead = _lead(p, address_of(memory))
     return _typed(memory[lead : lead + _strides(p)[1]], p)
@@ -105,7 +109,7 @@ def new_host(p: _layout.Parameters) -> numpy.ndarray:
 
 def seen_by_device(host: numpy.ndarray, p: _layout.Parameters) -> _array.Array:
     """An Array over managed memory."""
-    client = None if p.client is None else _default.driver_client(p.client)
+    client = None if p.client is None else driver_client(p.client)
     return _cai.as_array(host, sync=False, client=client)
 
 

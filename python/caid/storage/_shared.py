@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy
 
-from .. import _array, _bracket, _caid, _metadata, _typestr
-from .._errors import AbandonedError, CorruptError, InvalidError, StaleError, corrupt, invalid, read_only, unsupported
+from .. import _caid
+from .._base import _metadata, _typestr
+from .._base._errors import (
+    AbandonedError, CorruptError, InvalidError, StaleError, corrupt, invalid, read_only, unsupported,
+)
+from .._memory import _array, _bracket
 from . import _layout
 from ._sync import SyncState, address_of
 

@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy
 
-from .. import _array, _caid, _geometry, _pending, _streams
-from .._errors import invalid
+from .. import _caid
+from .._base import _geometry
+from .._base._errors import invalid
+from .._handoff import _pending, _stream
+from .._memory import _array
 
 _bound: weakref.WeakSet = weakref.WeakSet()  # the SyncStates that have buffers
 _lock = threading.Lock()
@@ -154,7 +157,7 @@ class SyncState:
         """When the stream has come to here, that side is modified; SYNC_CLEAN: both are equal up to that
         version."""
         device = max(self._device._memory.mapped_device, 0)
-        _streams.of(stream, self._shared.client, device)._sync_change(self._words, side, version)
+        _stream.of(stream, self._shared.client, device)._sync_change(self._words, side, version)
 
     def _copy_part(self, modified, part, stream):
         host, device = self._sides(part)

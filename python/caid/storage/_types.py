@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy
 
-from .. import _cai, _geometry, _pending
-from .._errors import unsupported
-from .._handles import NotCompared, attributes
+from .._base import _geometry
+from .._base._errors import unsupported
+from .._base._lifetime import NotCompared, attributes
+from .._handoff import _pending
+from .._memory import _cai
 from . import _layout
 from ._memory import allocate
 from ._shared import StorageBracket

@@ -18,8 +18,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Mapping, Union
 
-from .. import _default
-from .._client import Client
+from .._session import _default
+from .._session._client import Client
 from . import _load, _plan, _progress, _save
 from ._plan import COLUMNS, ROWS
 from ._safetensors import FormatError, read_model

@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 from typing import Callable
 
-from .. import _default, _staging, mpi
+from .. import mpi
+from .._interfaces import _staging
+from .._session import _default
 from . import _load, _plan
 
 

@@ -11,7 +11,7 @@ import sys
 
 import caid
 
-from . import COLUMNS, ROWS, FormatError, _progress, load, open, save
+from . import _progress, COLUMNS, FormatError, ROWS, load, open, save
 
 _OK, _LOCAL, _REFUSED = 0, 1, 2  # as caidctl's
 _OF_CLIENT = 64  # codes from here on are libcaid's, not the daemon's

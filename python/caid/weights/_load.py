@@ -10,8 +10,10 @@ from typing import Callable
 
 import numpy
 
-from .. import _array, _geometry, _metadata, _staging, _typestr
-from .._errors import NO_ROOM, invalid
+from .._base import _geometry, _metadata, _typestr
+from .._base._errors import NO_ROOM, invalid
+from .._interfaces import _staging
+from .._memory import _array
 from . import _plan
 from ._safetensors import METADATA, check_file, open_file
 

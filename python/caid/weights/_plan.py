@@ -11,8 +11,8 @@ import math
 import re
 from typing import Any, Iterator, NamedTuple
 
-from .. import _geometry, _typestr
-from .._errors import InvalidNameError, invalid
+from .._base import _geometry, _typestr
+from .._base._errors import InvalidNameError, invalid
 from ._safetensors import METADATA, Model, Tensor, is_note
 
 CHUNK = 4 << 20  # bytes that are read, and copied, at a time

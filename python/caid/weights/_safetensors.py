@@ -15,7 +15,7 @@ import stat
 import struct
 from typing import NamedTuple
 
-from .. import _typestr
+from .._base import _typestr
 
 HEADER_MAX = 100_000_000  # bytes, as the format has it
 _DIMS_MAX = 32  # as a caid array

@@ -9,7 +9,7 @@ import os
 import stat
 from typing import Callable, NamedTuple
 
-from .. import _staging
+from .._interfaces import _staging
 from . import _target
 from ._plan import CHUNK
 from ._safetensors import header_of, is_note

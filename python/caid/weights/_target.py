@@ -10,7 +10,7 @@ import secrets
 import stat
 from typing import Iterator
 
-from .._errors import Error
+from .._base._errors import Error
 
 _HEAD = 8  # bytes, of which a file that is being written in place has none: nobody takes it for a whole one
 

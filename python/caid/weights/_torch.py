@@ -7,8 +7,9 @@ import contextlib
 
 import torch
 
-from .. import _array, _default
 from .. import torch as caid_torch
+from .._memory import _array
+from .._session import _default
 
 
 def publish(tensors, prefix, metadata):

@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
-from .. import _array, _metadata
-from .._array import Array
-from .._client import Client
-from .._errors import InvalidNameError, StaleError, invalid
-from .._handles import NotCompared
-from .._set import Set
-from .._watch import Watch
+from .._base import _metadata
+from .._base._errors import InvalidNameError, StaleError, invalid
+from .._base._lifetime import NotCompared
+from .._memory import _array
+from .._memory._array import Array
+from .._memory._set import Set
+from .._session._client import Client
+from .._session._watch import Watch
 from ._safetensors import METADATA
 
 

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timeline: a number that one process counts up, on a stream, and others wait for, on theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _caid
+from .._base._errors import invalid
+from .._base._lifetime import Named, attributes
+from . import _any_stream
+
+
+@attributes
+@_caid.derived
+class Timeline(Named, _caid.Timeline):
+    """A number that only grows, 1 to 2**62 - 1, in memory that processes share: what
+    :meth:`caid.Client.timeline` creates, to signal, and :meth:`caid.Client.open_timeline` opens, to
+    wait. Once it is open no daemon is asked.
+
+    ::
+
+        tl = client.timeline("frames")                # in one process
+        for i in range(1, n + 1):
+            produce(frame, stream=s)
+            tl.signal(s, i)
+
+        tl = client.open_timeline("frames")           # in another
+        for i in range(1, n + 1):
+            tl.wait(s, i)
+            consume(frame, stream=s)
+
+    It is closed by ``close()``, by leaving its ``with`` block, when it is collected (then with a
+    ResourceWarning), or with its client. When the creator's process exits, or the creator closes
+    it, all waits for values that were not reached end: see wait().
+    """
+
+    __slots__ = ("_name", "_pool", "_creator", "__weakref__")
+    _comes_from = "Client.timeline() or Client.open_timeline()"
+    _no_copy = "pass its name"
+
+    def __repr__(self):
+        return self._described(" signals" if self._creator else " waits")
+
+    # --- signal and wait --------------------------------------------------------------------
+
+    def signal(self, stream: Any, value: int) -> None:
+        """`value` is reached when the stream has come to here. Does not wait.
+
+        Parameters
+        ----------
+        stream : int, stream object or None
+            As for :meth:`caid.Array.close`. None: now, on the host. Signals of several streams are
+            ordered by the caller.
+        value : int
+            More than the last one, at most 2**62 - 1.
+
+        Raises
+        ------
+        InvalidError
+            Not more than the last one; a signal of a stream is on its way and the host would run
+            ahead of it; the stream captures a graph.
+        AccessError
+            The timeline was opened, not created.
+        ValueError, DriverError
+            Stream 0, which is ambiguous; the driver knows no such stream.
+        """
+        self._signal(_number(stream), value)
+
+    def wait(
+        self, stream: Any, value: int, timeout: float | None = None, ahead: bool = False
+    ) -> None:
+        """What is enqueued on the stream from here on comes after `value`.
+
+        Holds the host until the signal has been submitted, then enqueues the wait: no stream waits
+        for what nobody has promised.
+
+        Parameters
+        ----------
+        stream : int, stream object or None
+            As for :meth:`caid.Array.close`. None: the host waits until `value` has been reached.
+        value : int
+            1 to 2**62 - 1.
+        timeout : float, optional
+            Seconds that the host is held; 0 only looks. Without it, without end.
+        ahead : bool
+            Enqueues the wait at once, even if the signal has not been submitted. There is no
+            timeout then, and as long as the stream waits it takes one of the few queues between
+            process and device (``CUDA_DEVICE_MAX_CONNECTIONS``, 8): other streams may be held up
+            behind it, and, if it is one of them that leads to the signal, for ever.
+
+        Raises
+        ------
+        TimedOutError
+            Not submitted, for the host not reached, in time; also a TimeoutError.
+        AbandonedError
+            The creator has exited, or closed the timeline, and `value` was not reached. Where this
+            happens when the wait has been enqueued, the stream goes on, and
+            :meth:`caid.Stream.check` and synchronize() tell.
+        InvalidError
+            No such value; `ahead` with a timeout or with no stream; the stream captures a graph.
+        CancelledError
+            The timeline was closed here meanwhile.
+
+        Notes
+        -----
+        Gives up the GIL, and Ctrl-C interrupts it while it holds the host.
+        """
+        if ahead and (stream is None or timeout is not None):
+            raise invalid("ahead=True is for a stream, and has no timeout")
+        self._wait(_number(stream), value, timeout, ahead)
+
+
+def _number(stream):
+    """0 is the host's for libcaid, and ambiguous for everybody else."""
+    return 0 if stream is None else _any_stream.handle(stream)
+
+
+def make(client, name, pool, creator):
+    """The Timeline of Client.timeline(), who creates it, or Client.open_timeline()."""
+    timeline = client._timeline(name, pool, creator)
+    timeline._name = name
+    timeline._pool = pool
+    timeline._creator = creator
+    return timeline

@@ -1,0 +1,910 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Array: elements in memory that a device reaches, by address, shape and byte strides.
+
+An Array looks at a memory, which is one of
+
+* ``_caid.Lease``: an array that a client holds at the daemon, or managed memory of its own,
+* ``_cai.ForeignMemory``: memory that another library owns.
+
+Views look at the memory of the array that they were made from. Each Array has one share of its
+memory, from when it is made until ``close()`` or until it is collected; the memory ends with
+its last share. A NumPy array that sees the memory has a share, too.
+
+The Array of a lease asks for its layout when it is first needed: opening many costs little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, TypeVar, overload
+
+from .._base import _geometry, _metadata, _typestr
+from .._base._errors import Error, InvalidError, closed as closed_error, corrupt, unsupported
+from .._base._lifetime import Closing, NotCompared, OfProcess, attributes
+from .._base._records import IpcHandle
+from .._handoff import _any_stream, _pending
+from . import _bracket, _cai, _copy, _dlpack_export, _export, _names, _values
+
+if TYPE_CHECKING:
+    import numpy
+
+    from ._bracket import Bracket
+
+_Host = TypeVar("_Host")
+
+
+class Layout(NamedTuple):
+    """Where the elements are."""
+
+    ptr: int  # device address of the first
+    shape: tuple
+    strides: tuple
+    element: _typestr.Element
+    readonly: bool
+
+
+def make(memory, layout, *, root, stream=None, _new=object.__new__) -> Array:
+    """An Array that takes over one share of a memory. A root warns when it is left open. A stream is
+    that of the bracket that the array belongs to, or of the interface that it was taken from."""
+    self = _new(Array)
+    self._memory = memory
+    self._known = layout
+    self._root = root
+    self._stream = stream
+    self._share = [True]
+    return self
+
+
+def writable(array) -> Array:
+    """A view that does not tell that its memory is read-only, for who cannot be told, and does not write."""
+    layout = array._layout._replace(readonly=False)
+    return make(array._memory.share(), layout, root=False, stream=array._stream)
+
+
+def of_leases(leases, root=True) -> list[Array]:
+    """The Arrays for new leases: none, where one is corrupt."""
+    _check(leases)
+    return [make(lease, None, root=root) for lease in leases]
+
+
+def of_lease(lease) -> Array:
+    """The Array for a new lease. Raises CorruptError, and gives it up."""
+    if lease.descr is not None:
+        _check((lease,))
+    return make(lease, None, root=True)
+
+
+def _check(leases):
+    """What the daemon keeps unread of an array, whoever created it, is checked before it is used."""
+    try:
+        for lease in leases:
+            if lease.descr is not None:
+                _typestr.element_of(lease.typestr, lease.itemsize, lease.descr)
+    except BaseException as e:
+        for new in leases:
+            new.close()
+        if isinstance(e, InvalidError):
+            e = corrupt(f"array {lease.name!r}, created by uid {lease.uid}: {e}")
+        raise e from None
+
+
+def _layout_of(lease):
+    """An ended lease, or one of another process, has no address; its arrays do not give one."""
+    element = _typestr.element_of(lease.typestr, lease.itemsize, lease.descr)
+    ptr = lease.ptr if lease._live else 0
+    return Layout(ptr, lease.shape, lease.strides, element, lease.readonly)
+
+
+@attributes
+class Array(OfProcess, NotCompared, Closing):
+    """An n-dimensional array in memory that a device reaches.
+
+    Arrays come from a :class:`caid.Client` or from :func:`caid.as_array`. They have a geometry
+    and can be copied; elements are not computed with or compared here: hand the array to any library
+    that knows the CUDA Array Interface. Indexing gives views, never values; assignment copies.
+
+    An array is closed by ``close()``, by leaving its ``with`` block, or when it is collected
+    (then with a ResourceWarning, views excepted). The lease ends when the array and all its
+    views are closed; a view's ``close()`` gives up that view alone. Closing a client closes its
+    arrays. What uses a closed array raises ClosedError; shape, type and names stay known. So they do
+    in a child made by ``os.fork()``, where all that would reach the memory raises ForkedError. Attributes
+    raise UnavailableError, an AttributeError that comes from it.
+
+    Arrays, and views of them, go through :mod:`multiprocessing` without a copy: to one receiver, which
+    has them in the same mode, after the work on them that caid knows of here. The memory stays until
+    then, or until 10 minutes (``ticket_ttl`` of caid.conf(5)) after this client is closed or its process
+    has ended, or :meth:`Client.withdraw` gives it up, whether the array is closed meanwhile or not; but a Queue
+    pickles in a thread, after ``put()`` has returned, and has to find it open (``put(a.view())`` does
+    that): else it arrives as one that says so. A process that ends waits, a minute at most, until the work
+    that goes with what it has sent is done. Where others are in brackets on an array, work on it is waited
+    for by who pickles. So do
+    allocations of an arena, as bytes, and arrays in one. They arrive as arrays of
+    :func:`caid.default_client`, or of one for the sender's daemon where root or the same user runs that.
+    ``pickle`` alone sends the name, and opens its generation: whoever holds the array keeps it until
+    then. What cannot be opened where it arrives is an Array all the same: shape, type and name are known, it
+    can be closed and sent on, and what would reach its memory raises the reason (NotFoundError,
+    AccessError, NoDaemonError, CorruptError, …).
+    """
+
+    __slots__ = (
+        "_memory",
+        "_known",
+        "_root",
+        "_stream",
+        "_share",
+        "__weakref__",
+    )
+    _comes_from = "Client.create(), Client.open() or caid.as_array()"
+
+    _memory: Any  # what it looks at
+    _known: Layout | None  # None: that of the lease, not asked for yet
+    _root: bool
+    _stream: Any  # of its bracket, of its producer, the one that it is bound to, or None
+    _share: list  # empty: given up
+
+    @property
+    def _layout(self) -> Layout:
+        if self._known is None:
+            self._known = _layout_of(self._memory)
+        return self._known
+
+    # --- life -------------------------------------------------------------------------------
+
+    def close(self, stream: Any = None) -> None:
+        """Gives this array's share of the memory up. Idempotent. Waits for nothing.
+
+        Parameters
+        ----------
+        stream : int or stream object, optional
+            The CUDA stream on which the memory was last used: 1 (legacy default), 2 (per-thread
+            default), a CUstream, or an object of CuPy, Numba, PyTorch or cuda.core. The memory is
+            given on when that stream has come to here. Without it, when everything has that was
+            started before, on any stream of the device's primary context or of the thread's
+            current one.
+
+        Raises
+        ------
+        ValueError
+            Stream 0, which is ambiguous. The array stays open, as with all errors.
+        DriverError
+            The driver knows no such stream.
+
+        Notes
+        -----
+        Nothing may be started on the memory through this array afterwards. The lease ends with its
+        last share: where views were closed without a stream, or with others, all streams are waited
+        for. What caid itself has started on other streams is waited for by this one.
+        """
+        if stream is not None and not (self._memory._live or self._memory.closed):
+            stream = None  # in a forked child, which waits for nothing
+        number = None if stream is None else _any_stream.handle(stream)
+        try:
+            self._share.pop()  # of several threads, one gets past this
+        except IndexError:
+            return
+        try:
+            if number is not None and not self._memory.closed:
+                _pending.order(self._memory, stream)
+            if self._stream is not None:
+                self._unbind()
+            self._memory.close(number)
+        except BaseException:
+            self._share.append(True)
+            raise
+
+    def __del__(self, _warn=warnings.warn):
+        if not getattr(self, "_share", None):  # None: it was not made yet
+            return
+        if self._root and self._memory._live:
+            _warn(f"unclosed {self!r}", ResourceWarning, source=self)
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """bool: whether this array, or its client, is closed."""
+        return not self._share or self._memory.closed
+
+    def _check(self):
+        if not self._share:
+            raise closed_error(f"{self._label} is closed")
+        self._memory.check()
+
+    @property
+    def _label(self):
+        """What messages call it."""
+        return "the array" if self.name is None else f"array {self.name!r}"
+
+    # --- other processes --------------------------------------------------------------------
+
+    def __copy__(self, _memo=None):
+        raise TypeError("a caid.Array is not copied so: view() looks at the same elements")
+
+    __deepcopy__ = __copy__
+
+    # --- what it is -------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """tuple of int: extents."""
+        return self._layout.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """tuple of int: steps in bytes; negative in some views."""
+        return self._layout.strides
+
+    @property
+    def typestr(self) -> str:
+        """str: type of the elements, as in NumPy's array interface, which has no word for some: of them
+        only `dtype` tells."""
+        return self._layout.element.typestr
+
+    @property
+    def dtype(self) -> numpy.dtype[Any]:
+        """numpy.dtype: type of the elements. Needs NumPy; of bfloat16, of floats of 8 bits and fewer and
+        of integers of fewer it is the one of ml_dtypes, where that is installed, else raw memory."""
+        return _typestr.to_numpy(self._layout.element)
+
+    @property
+    def itemsize(self) -> int:
+        """int: bytes of an element."""
+        return self._layout.element.itemsize
+
+    @property
+    def ndim(self) -> int:
+        """int: number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """int: number of elements."""
+        return _geometry.size(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """int: bytes of the elements."""
+        return self.size * self.itemsize
+
+    @property
+    def alloc_size(self) -> int:
+        """int: bytes from the first element in memory to the end of the last, gaps included."""
+        low, high = _geometry.extent(self.shape, self.strides, self.itemsize)
+        return high - low
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """dict: C_CONTIGUOUS and F_CONTIGUOUS, as Numba has them."""
+        return {
+            "C_CONTIGUOUS": self.is_c_contiguous(),
+            "F_CONTIGUOUS": self.is_f_contiguous(),
+        }
+
+    @property
+    def device(self) -> int:
+        """int: index of the device in ``client.devices``; -1 for one that is not there. Of host
+        memory, the one that it was made for."""
+        return self._memory.device
+
+    @property
+    def mapped_ordinal(self) -> int:
+        """int: CUDA ordinal, in this process, of the device that ``ptr`` was mapped for; -1 where
+        nothing was, or where another library did."""
+        return self._memory.mapped_ordinal
+
+    @property
+    def memory(self) -> str | None:
+        """str or None: "device", "legacy", "pinned", "mapped" or "managed", as in
+        :meth:`caid.Client.create`; None for memory of another library."""
+        return self._memory.memory
+
+    @property
+    def readonly(self) -> bool:
+        """bool: whether the memory is mapped read-only, or said to be by its owner. Of "legacy"
+        memory it is said only: the driver does not enforce it."""
+        return self._layout.readonly
+
+    @property
+    def ptr(self) -> int:
+        """int: device address of the first element; 0 for an array of no elements."""
+        return self._address()
+
+    def _address(self):
+        self._check()
+        return 0 if 0 in self.shape else self._layout.ptr
+
+    @property
+    def device_ptr(self) -> int:
+        """int: the same as `ptr`; the word for memory that has a host address, too."""
+        return self.ptr
+
+    @property
+    def host_ptr(self) -> int | None:
+        """int or None: host address of the first element, where the host reaches it."""
+        self._check()
+        memory = self._memory
+        if not memory.host:
+            return None
+        return memory.host + self._layout.ptr - memory.ptr
+
+    @property
+    def name(self) -> str | None:
+        """str or None: the name that the array was created, opened or last published by. Another
+        array may have it by now."""
+        return self._memory.name
+
+    @property
+    def pool(self) -> str | None:
+        """str or None: the pool that the memory belongs to; None for memory that is not the
+        daemon's."""
+        return self._memory.pool
+
+    @property
+    def generation(self) -> int:
+        """int: generation of the name; 0 without one."""
+        return self._memory.generation
+
+    @property
+    def uid(self) -> int | None:
+        """int or None: who created it; None for memory of another library."""
+        return self._memory.uid
+
+    @property
+    def created(self) -> bool:
+        """bool: whether this client has made the array, and not opened it. Of all that ask for one name
+        by ``create(exist_ok=True)`` one gets True: who is to fill it."""
+        return self._memory.created
+
+    @property
+    def metadata(self) -> Any:
+        """object: what the array was created or last published with, decoded from JSON anew each
+        time; None without. Text that is no JSON, which a program in C may have given, is a str."""
+        return _metadata.decode(self._memory.metadata)
+
+    @property
+    def ipc_handle(self) -> IpcHandle:
+        """IpcHandle: what opens "legacy" memory in other processes, by any library. Its `offset` is
+        that of this array's first element. UnavailableError: other memory."""
+        self._check()
+        memory = self._memory
+        handle = IpcHandle._make(memory.ipc_handle())
+        if 0 in self.shape:
+            return handle
+        return handle._replace(offset=handle.offset + self._layout.ptr - memory.ptr)
+
+    def is_c_contiguous(self) -> bool:
+        """Whether the elements lie in C order, without gaps."""
+        return _geometry.is_c_contiguous(self.shape, self.strides, self.itemsize)
+
+    def is_f_contiguous(self) -> bool:
+        """Whether the elements lie in Fortran order, without gaps."""
+        return _geometry.is_f_contiguous(self.shape, self.strides, self.itemsize)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an array of no dimensions")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        raise TypeError("the truth of an array: its elements are in device memory")
+
+    def __repr__(self):
+        name = "" if self.name is None else f" {self.name!r}"
+        if self.closed:
+            return f"<caid.Array{name} closed>"
+        mode = "r" if self.readonly else "rw"
+        what = f"{name} shape={self.shape} typestr={self._layout.element.told!r}"
+        why = getattr(self._memory, "error", None)  # of memory that could not be opened where it arrived
+        if why is not None:
+            return f"<caid.Array{what} missing: {type(why).__name__}: {why}>"
+        memory = "" if self.memory in ("device", None) else f" memory={self.memory!r}"
+        return f"<caid.Array{what} device={self.device}{memory} mode={mode!r}>"
+
+    # --- views ------------------------------------------------------------------------------
+
+    def _view(self, offset, shape, strides, element=None):
+        self._check()
+        layout = self._layout
+        element = element or layout.element
+        layout = Layout(layout.ptr + offset, shape, strides, element, layout.readonly)
+        return make(self._memory.share(), layout, root=False, stream=self._stream)
+
+    def __getitem__(self, key: Any) -> Array:
+        """A view: of ints, slices, Ellipsis and None; of a record's field by its name, or of several
+        by a list of names in the record's order, which needs NumPy."""
+        names = key if isinstance(key, list) else [key]
+        if names and all(isinstance(name, str) for name in names):
+            element, inner, offset = _typestr.field(self._layout.element, key)
+            return self._typed_view(offset, self.shape, self.strides, element, inner)
+        return self._view(*_geometry.index(self.shape, self.strides, key))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Copies a value to all elements of a view, after all work on them that caid knows of, and
+        is done on return.
+
+        What is on the host, scalars and lists among it, is converted and broadcast as NumPy does on
+        assignment; but for ints and floats to such types, that needs NumPy. What is in device memory
+        has the array's type; where it has to be broadcast, it goes by way of host memory.
+
+        Raises
+        ------
+        ReadOnlyError
+            The array is read-only.
+        ValueError, TypeError, OverflowError
+            A shape that cannot be broadcast; a value that NumPy does not convert; another type of
+            what is in device memory.
+        """
+        with self[key] as view:
+            _values.assign(view, value)
+
+    def __iter__(self) -> Iterator[Array]:
+        if not self.shape:
+            raise TypeError("iteration over an array of no dimensions")
+        return (self[i] for i in range(self.shape[0]))
+
+    def view(self, dtype: Any = None) -> Array:
+        """Another array over the same elements; with a `dtype`, over the same bytes as elements of that
+        type. If it has another size, the last axis is contiguous, and its extent changes; ValueError
+        where it is not, or where the bytes do not come out even."""
+        if dtype is None:
+            return self._view(0, self.shape, self.strides)
+        element, inner = _typestr.of_dtype(dtype)
+        nbytes = element.itemsize * _geometry.size(inner)
+        shape, strides = _geometry.retype(self.shape, self.strides, self.itemsize, nbytes)
+        return self._typed_view(0, shape, strides, element, inner)
+
+    def _typed_view(self, offset, shape, strides, element, inner):
+        """Extents that the type itself has come after the array's own."""
+        strides += _geometry.c_strides(inner, element.itemsize)
+        return self._view(offset, shape + inner, strides, element)
+
+    def reshape(self, *shape: Any, order: str = "C") -> Array:
+        """A view of the same elements, in the same order, in another shape.
+
+        Parameters
+        ----------
+        *shape : int, or one tuple of int
+            The new extents; one may be -1, to be found out.
+        order : {"C", "F", "A"}
+            In which the elements are counted: the last dimension the fastest, or the first; "A" is
+            "F" of an array in Fortran order alone.
+
+        Raises
+        ------
+        ValueError
+            Another number of elements, or strides that only a copy could give.
+        """
+        new_shape = _geometry.dims("shape", shape[0] if len(shape) == 1 else shape)
+        new_shape = _geometry.fill_in(new_shape, self.size)
+        if order == "A":
+            order = "F" if self.is_f_contiguous() and not self.is_c_contiguous() else "C"
+        strides = _geometry.reshape(self.shape, self.strides, self.itemsize, new_shape, order)
+        if strides is None:
+            raise ValueError(
+                f"shape {self.shape} with strides {self.strides} becomes {new_shape} only by "
+                "a copy"
+            )
+        return self._view(0, new_shape, strides)
+
+    def ravel(self, order: str = "C", stream: Any = 0) -> Array:
+        """A view in one dimension; `order` as for reshape(), and a stream to bind() it to. Raises
+        ValueError where that takes a copy."""
+        flat = self.reshape(-1, order=order)
+        return flat if _any_stream.is_default(stream) else flat._bind(stream)
+
+    def transpose(self, *axes: Any) -> Array:
+        """A view with the dimensions in the order of `axes`; reversed without."""
+        if len(axes) == 1:
+            axes = () if axes[0] is None else _geometry.dims("axes", axes[0])
+        return self._view(0, *_geometry.transpose(self.shape, self.strides, axes))
+
+    def swapaxes(self, axis1: int, axis2: int) -> Array:
+        """A view with two dimensions swapped."""
+        return self.transpose(_geometry.swapped(axis1, axis2, self.ndim))
+
+    def squeeze(self, axis: int | tuple[int, ...] | None = None) -> Array:
+        """A view without the dimensions of extent 1, or without those of `axis`: ValueError where one
+        of them has another extent."""
+        return self._view(0, *_geometry.squeeze(self.shape, self.strides, axis))
+
+    @property
+    def T(self) -> Array:
+        """Array: a view with the dimensions reversed."""
+        return self.transpose()
+
+    # --- copies -----------------------------------------------------------------------------
+    #
+    # `stream` is the same for all: 0 or None, Numba's default, makes the copy here and now, after all
+    # work on the arrays that caid knows of.
+
+    @overload
+    def copy_to_host(
+        self, ary: None = None, stream: Any = 0, *, out: None = None
+    ) -> numpy.ndarray[Any, Any]: ...
+
+    @overload
+    def copy_to_host(self, ary: _Host, stream: Any = 0) -> _Host: ...
+
+    @overload
+    def copy_to_host(self, ary: None = None, stream: Any = 0, *, out: _Host) -> _Host: ...
+
+    def copy_to_host(self, ary: Any = None, stream: Any = 0, *, out: Any = None) -> Any:
+        """Copies the elements to the host.
+
+        Parameters
+        ----------
+        ary : numpy.ndarray or writable buffer, optional
+            Where to: an array of equal shape and dtype, with any strides, or a contiguous buffer
+            (bytearray, memoryview of bytes, ...) of `nbytes` bytes. Without it, a new NumPy array
+            in C order. ``out=`` is the same.
+        stream : int or stream object
+            Without one (0 or None) the copy is done on return. With one, as for close(), it is
+            enqueued there, and `ary` holds the elements when the stream has come past it: after
+            ``stream.synchronize()``.
+
+        Returns
+        -------
+        ary
+
+        Notes
+        -----
+        A copy on a stream comes after what is on that stream, and after nothing else: it is for who
+        orders streams himself. Memory of the host is kept alive until the stream has passed, and is
+        let go when caid next looks: at a later copy, at the end of a bracket, or when an array, a
+        :class:`caid.Stream` or a :class:`caid.Event` is waited for.
+        Whether the call returns before the copy has begun is the driver's: it waits itself for copies
+        to memory that is not page-locked (:func:`caid.pinned_array`), for large ones from such, and
+        for those between two memories of the host, "pinned" and "mapped" arrays among them.
+        """
+        self._check()
+        ary = out if ary is None else ary
+        if ary is None:
+            ary = _typestr.numpy().empty(self.shape, self.dtype)
+        _copy.copy(_copy.host(ary, target=True), _copy.device(self), stream)
+        return ary
+
+    def copy_from_host(self, x: Any, stream: Any = 0) -> None:
+        """Copies elements from the host.
+
+        Parameters
+        ----------
+        x : array_like or buffer
+            An array of equal shape and dtype, with any strides, or `nbytes` bytes. Lists and scalars
+            get the array's type.
+        stream : int or stream object
+            As for copy_to_host(): with one the copy is enqueued, and `x` is not to be changed before
+            the stream has come past it.
+
+        Raises
+        ------
+        ReadOnlyError
+            The array is read-only.
+        ValueError, TypeError
+            Another shape; another type. Nothing is broadcast or converted: see ``a[...] = x``.
+        """
+        _copy.copy(_copy.device(self), _copy.host(x, element=self._layout.element), stream)
+
+    def fill(self, value: Any, stream: Any = 0) -> None:
+        """Sets all elements to a value.
+
+        Parameters
+        ----------
+        value : scalar
+            What NumPy converts to the array's type; a tuple for a record. But for ints and floats to
+            such types, that needs NumPy.
+        stream : int or stream object
+            As for copy_from_host(): with one the fill is enqueued there.
+
+        Raises
+        ------
+        ReadOnlyError
+            The array is read-only.
+        ValueError, TypeError, OverflowError
+            What NumPy raises for the value.
+        """
+        _values.fill(self, value, stream)
+
+    def copy_from(self, obj: Any, stream: Any = 0) -> None:
+        """Copies elements from `obj`: a caid array, anything with a
+        ``__cuda_array_interface__`` (0 to 3), or what copy_from_host() takes. Shapes and types
+        are equal. Overlapping arrays are copied as if by way of a third, and are waited for.
+        `stream` is as for copy_to_host(); that of an interface is waited for."""
+        with _cai.side(obj, element=self._layout.element) as source:
+            _copy.copy(_copy.device(self), source, stream)
+
+    def copy_to(self, obj: Any, stream: Any = 0) -> None:
+        """Copies this array's elements to `obj`: like copy_from(), the other way."""
+        with _cai.side(obj, target=True) as target:
+            _copy.copy(target, _copy.device(self), stream)
+
+    def copy_to_device(self, ary: Any, stream: Any = 0) -> None:
+        """Copies elements from `ary` **into this array**: copy_from() by Numba's name. What copies
+        this array to another is copy_to().
+
+        Parameters
+        ----------
+        ary : object
+            What copy_from() takes: on the host or on a device, of equal shape and type.
+        stream : int or stream object
+            As for copy_to_host().
+        """
+        self.copy_from(ary, stream)
+
+    def synchronize(self) -> None:
+        """Waits on the host for the work on the memory that caid knows of: copies that were given a
+        stream, brackets of this process that have ended, all that is on streams that arrays are bound
+        to, and, for a view of a bracket, all that is on the bracket's stream. Afterwards consumers
+        that heed no stream may take the array.
+
+        Raises
+        ------
+        AbandonedError
+            The bracket's stream has waited for a process that died before its work was done.
+        """
+        self._check()
+        if self._memory.client is not None:
+            _copy.settle(self)
+
+    # --- hand-off ---------------------------------------------------------------------------
+
+    def read(self, stream: Any = None, timeout: float | None = None) -> Bracket[Array]:
+        """A bracket in which the array is read, on a stream: after whoever writes it, before who
+        writes it next, in any process::
+
+            with a.read(s) as v:
+                consume(v, stream=s)
+
+        Parameters
+        ----------
+        stream : int or stream object, optional
+            As for close(). Without it, the host reads.
+        timeout : float, optional
+            Seconds that entering may wait for others; 0 is a try. Without it, without end.
+
+        Returns
+        -------
+        Bracket
+            A context manager that gives a view. Its errors are those of :meth:`caid.Bracket.begin`
+            and :meth:`caid.Bracket.end`.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Stream 0, which is ambiguous; no stream.
+        UnsupportedError, ClosedError
+            Memory that is not the daemon's; the array is closed.
+        """
+        return _bracket.of_array(self, False, stream, timeout)
+
+    def write(self, stream: Any = None, timeout: float | None = None) -> Bracket[Array]:
+        """A bracket in which the array is written: after whoever writes or reads it, and alone.
+        A block that is left by an exception leaves the array abandoned. See read(). It takes no data:
+        that does copy_from()."""
+        return _bracket.of_array(self, True, stream, timeout)
+
+    def discard(self) -> None:
+        """Takes the contents of an abandoned array as they are: who reads it next is not told.
+
+        Raises
+        ------
+        ReadOnlyError
+            The array was opened with mode "r".
+        UnsupportedError
+            Memory that is not the daemon's.
+        """
+        self._check()
+        if self._memory.pool is None:
+            raise unsupported(f"{self._label} is not in the daemon's memory: it has no brackets")
+        self._memory.discard()
+
+    def bind(self, stream: Any = 0) -> Array:
+        """Says on which stream the array's data is being made, by kernels launched before or after::
+
+            kernel[grid, block, s](a.bind(s))
+            consume(a)                   # its __cuda_array_interface__ names s
+
+        Gives a view that is bound to the same. Until both are closed, or bound elsewhere, all uses
+        of their memory by caid, of other arrays, too, come after what is on that stream by then.
+
+        Parameters
+        ----------
+        stream : int or stream object
+            As for close(), in place of the one that the array had, of a bracket or of its producer.
+            An object is kept; a number's stream has to be there until then, and is not asked once
+            more at the end. 2 is this thread's, and unknown in others. 0 or None: none.
+        """
+        return self._bind(stream).view()
+
+    def _bind(self, stream):
+        self._check()
+        bound = None if _any_stream.is_default(stream) else _any_stream.Bound(stream)
+        self._note_stream()
+        self._stream = bound
+        if bound is not None:
+            _pending.bind(self._memory, bound)
+        return self
+
+    def _unbind(self):
+        """At the end, for which no error of a stream's is a reason not to come."""
+        bound = self._stream
+        if not isinstance(bound, _any_stream.Bound):
+            return
+        if bound.kept:
+            with contextlib.suppress(Error):
+                self._note_stream()
+        self._stream = None
+
+    def _note_stream(self):
+        """What is on the array's stream by now is known further on."""
+        stream = self._live_stream
+        if stream is not None:
+            _pending.note((self._memory,), stream)
+
+    # --- publishing -------------------------------------------------------------------------
+
+    def publish(
+        self,
+        name: str,
+        *,
+        metadata: Any = None,
+        stream: Any = None,
+        replace: bool = True,
+        companion: Array | None = None,
+        ttl: float | None = None,
+    ) -> int:
+        """Puts the array under a name of its pool, at once and as a whole.
+
+        Whoever opens the name before gets what was there, whoever opens it after gets this array,
+        complete: the work that writes it is waited for, here on the host. What had the name lives
+        on without it as long as somebody holds it. A name that the array had before is given up.
+
+        Parameters
+        ----------
+        name : str
+            It need not exist.
+        metadata : object, optional
+            Anything that JSON can tell, in place of the array's own, which else stays.
+        stream : int or stream object, optional
+            The CUDA stream on which the array is written, as for close(); without it, all work of
+            the device's context is waited for.
+        replace : bool
+            False: the name must be free.
+        companion : Array, optional
+            An array without a name, of the same pool and creator, that this one keeps from now on:
+            whoever opens the name can open it, too (:meth:`open_companion`), and it ends with this
+            one. An array has one at most, and keeps it under each name.
+        ttl : float, optional
+            Seconds, more than 0, that the name has to live: see :meth:`caid.Client.expire`. Without
+            it the name stays, also where what it showed before was to go.
+
+        Returns
+        -------
+        int
+            The name's new generation: one more than before. The array's `name`, `generation` and
+            `metadata` follow.
+
+        Raises
+        ------
+        AccessError, InvalidNameError, LimitError
+            The pool may not be written; no name; more names than the user may have.
+        ExistsError
+            The name is taken, and not to be replaced.
+        InvalidError
+            What is no companion of this array; the array is a companion itself; no time to live.
+        UnsupportedError
+            A view, or memory that is not the daemon's.
+        """
+        ttl_ns = _names.ttl_ns(ttl)
+        for array in (self,) if companion is None else (self, companion):
+            array._check_publishable()
+            _copy.settle(array)
+        number = 0 if stream is None else _any_stream.handle(stream)
+        lease = None if companion is None else companion._memory
+        text = _metadata.encode(metadata)
+        return self._memory.publish(name, text, number, not replace, lease, ttl_ns)
+
+    def _check_publishable(self):
+        self._check()
+        if self._memory.pool is None:
+            raise unsupported(f"{self._label} is not in the daemon's memory: it has no name")
+        if not self._root:
+            raise unsupported("a view is not published: publish the array that it was made from")
+
+    def open_companion(self) -> Array:
+        """The array that this one was published with as its `companion`, in the mode in which this
+        one is open. NotFoundError: it has none."""
+        self._check()
+        return of_lease(self._memory.open_companion())
+
+    # --- interfaces -------------------------------------------------------------------------
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """dict: version 3 of the interface; with CAID_CAI_EXPORT_VERSION=2 version 2. "pinned"
+        memory has none: it is the host's, whose device address is `device_ptr`.
+
+        ``stream`` is one on which to wait for the work that synchronize() waits for: the one that
+        the array is bound to, that of the bracket, for its views, that of another library, for its
+        arrays, else one of caid's own, which lives as long as the memory. What is enqueued there
+        comes before caid's own next use. None when there is no such work, or with CAID_CAI_SYNC=0.
+        Version 2 knows no streams: there the work is waited for here.
+
+        The dict keeps nothing alive: who uses it keeps the array.
+        """
+        self._check()
+        return _export.cuda(self)
+
+    @property
+    def _live_stream(self):
+        """The array's stream: its uses come after what is there, and before what comes there later.
+        None where it has none that can be used here and now."""
+        return _any_stream.live(self._stream)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """dict: NumPy's array interface, where the host reaches the memory: "pinned", "mapped" and
+        "managed", and with the software driver all. The work that synchronize() waits for is waited
+        for, except with CAID_CAI_SYNC=0.
+
+        ``data`` is a buffer, which NumPy keeps: it holds the lease even if this array is closed.
+        """
+        self._check()
+        return _export.numpy(self)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(type, id) of DLPack: kDLCUDA (2) and the device's ordinal in this process; kDLCUDAHost (3)
+        for "pinned" and "mapped" memory, kDLCUDAManaged (13) for "managed"."""
+        self._check()
+        return _dlpack_export.device_of(self)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A tensor in a capsule, for ``from_dlpack_export()`` of other libraries. It has a share of the
+        memory, which stays mapped until whoever took the tensor has let it go, even if this array or
+        its client is closed.
+
+        Parameters
+        ----------
+        stream : int, optional
+            The stream on which it will be used: it waits for the work that synchronize() waits for,
+            the host does not. None is the legacy default stream (1); of memory that the host
+            reaches, the host, which then does wait. -1: nothing is waited for. 0 is refused.
+        max_version : tuple of int, optional
+            The newest version of DLPack that is understood. Without it, or below 1.0, the capsule
+            is of the kind that cannot tell of read-only memory.
+        dl_device : tuple of int, optional
+            The array's own, or (1, 0), the host: of memory that the host reaches without a copy, else
+            by one, which has been made when this returns.
+        copy : bool, optional
+            True: a copy, in memory of the same kind, or on the host. False: none, or BufferError.
+
+        Raises
+        ------
+        BufferError
+            DLPack, or that version of it, cannot tell of this array: its type has fields, or is no
+            number; its bytes are swapped; its strides are no multiples of the itemsize; it is
+            read-only; it has fewer than 8 bits (before 1.1). Or another device was asked for.
+        ValueError
+            Stream 0.
+
+        Notes
+        -----
+        That memory is read-only is told, and many consumers do not heed it: a kernel of theirs that
+        writes to a lease that was opened "r" ends their context, as any stray store.
+        """
+        self._check()
+        return _dlpack_export.export(self, stream, max_version, dl_device, copy)
+
+    def __array__(self, *_args, **_kwargs):
+        # Without this, NumPy would take the array for a sequence and make one of views; it comes here where
+        # __array_interface__ has none, whatever for.
+        self._check()
+        with contextlib.suppress(AttributeError):
+            _export.numpy(self)
+        raise TypeError("a caid.Array is in device memory: use copy_to_host()")

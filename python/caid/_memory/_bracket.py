@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bracket: a bracket around the use of arrays, which orders it among all processes."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TYPE_CHECKING, Any, Generic
+
+from .. import _caid
+from .._base._errors import Error, invalid, unsupported
+from .._base._lifetime import OfProcess
+from .._handoff import _any_stream, _pending, _stream
+from .._handoff._stream import Stream
+from . import _array
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    _Views = TypeVar("_Views", default=Any)
+else:
+    from typing import TypeVar
+
+    _Views = TypeVar("_Views")
+
+
+class Bracket(OfProcess, Generic[_Views]):
+    """A bracket around the use of arrays on a stream: what :meth:`caid.Array.read`,
+    :meth:`caid.Array.write` and :meth:`caid.Client.bracket` give. Many brackets may read an array,
+    or one writes it, of all processes; who comes first is served first.
+
+    ::
+
+        with a.write(s) as v:             # a view; its __cuda_array_interface__ names the stream
+            kernel[grid, block, s](v)
+
+        with client.bracket(s, read=[a, b], write=[c]) as (a, b, c):
+            ...
+
+    Entering waits until those that it has to come after have ended their brackets, in the daemon's
+    queue; then what is enqueued on the stream comes after their work, for which the host does not
+    wait. Leaving enqueues a signal behind all that is on the stream by then, and does not wait
+    either: who comes next comes after it. Work on other streams is the caller's to order into
+    that one.
+
+    With ``stream=None`` the host uses the arrays, or work that it waits for before it leaves: then
+    entering waits, on the host, for the work of those that it comes after.
+
+    A block that is left by an exception has not written all that it was to: the arrays of `write`
+    are abandoned, which readers are told (AbandonedError), until a bracket has written them, or
+    :meth:`caid.Array.discard`. So are they when the process is killed.
+
+    Where the connection to the daemon is lost in the block, leaving raises DisconnectedError: the bracket
+    orders nothing any more, though the memory stays mapped, and what is on the stream goes on. A daemon
+    that still runs has the arrays of `write` abandoned, and lets nobody else write them before this
+    process has exited. One that is gone has taken them with it: a new one does not know them.
+
+    Notes
+    -----
+    A bracket is entered once. The thread that enters it is the one that leaves it: DeadlockError is
+    found out from that. A thread that uses two clients is two to the daemon: where its brackets wait
+    for each other, that is not found out, and only a timeout ends it. The views stay usable after the block, as other views; what is done by
+    them then is ordered by nobody. They say of themselves what their arrays do, "read-only" where
+    the array was opened so.
+    """
+
+    __slots__ = (
+        "_client",
+        "_reads",
+        "_writes",
+        "_single",
+        "_stream",
+        "_timeout",
+        "_bracket",
+        "_open",
+        "__weakref__",
+    )
+    _comes_from = "Array.read(), Array.write() or Client.bracket()"
+
+    # --- life -------------------------------------------------------------------------------
+
+    @property
+    def stream(self) -> Stream | None:
+        """Stream or None: what it was begun on; None for the host."""
+        return self._stream
+
+    @property
+    def is_open(self) -> bool:
+        """bool: whether it has begun, and not ended."""
+        return self._open
+
+    def begin(self) -> _Views:
+        """Begins the bracket: what ``with`` does.
+
+        Returns
+        -------
+        Array or tuple of Array
+            A view of the array; for those of a client.bracket(), of all: `read`, then `write`.
+
+        Raises
+        ------
+        TimedOutError
+            Others had not ended in time, or the daemon did not answer; also a TimeoutError.
+        AbandonedError
+            An array to be read was left by a writer that died, or gave up.
+        DeadlockError
+            Brackets of this thread are in its way (a read does not become a write), or those of
+            others that wait for this thread.
+        ReadOnlyError
+            An array to be written was opened with mode "r".
+        DeviceError
+            The stream is of a device that an array is not mapped for.
+        InvalidError
+            The bracket was begun before; an array to be written is there twice; the stream captures
+            a graph.
+        LimitError
+            As many brackets as the user may have.
+        ClosedError, CancelledError
+            An array, the stream or the client is closed; was closed meanwhile.
+
+        Notes
+        -----
+        Gives up the GIL, and Ctrl-C interrupts it: the bracket is given up.
+        """
+        if self._bracket is not None:
+            raise invalid(f"{self!r}: a bracket is begun once")
+        arrays = self._reads + self._writes
+        views = tuple(self._view(array) for array in arrays)
+        self._bracket = self._client._begin(
+            _leases(self._reads),
+            _leases(self._writes),
+            0 if self._stream is None else _any_stream.handle(self._stream),
+            self._stream,
+            self._timeout,
+        )
+        self._open = True
+        try:
+            self._order()
+        except BaseException:
+            self._give_up()
+            raise
+        return views[0] if self._single else views
+
+    def end(self) -> None:
+        """Ends the bracket: what leaving the ``with`` block does.
+
+        Raises
+        ------
+        AbandonedError
+            A process whose work the bracket's stream had to wait for has died before it was done:
+            what the bracket has read is not whole. See check().
+        InvalidError
+            It has not begun, or has ended.
+        DriverError, DisconnectedError, ClosedError
+            The signal could not be enqueued, the daemon is gone, the client was closed: the bracket
+            has ended, and what it wrote is abandoned.
+        """
+        self._leave(_caid.Bracket.end)
+        _pending.release()
+
+    def abandon(self) -> None:
+        """Ends the bracket of which not all was written, on purpose or by mistake: the arrays of
+        `write` are abandoned. For one that only reads it is the same as end(). Errors as of
+        end()."""
+        self._leave(_caid.Bracket.abandon, Error)  # what it wrote is not whole in any case
+
+    def check(self) -> None:
+        """Raises AbandonedError where end() would, by what is known by now: the stream may not have
+        come to the bracket yet. It is certain when the stream has come to the bracket's end, for
+        instance after :meth:`caid.Stream.synchronize`, which raises the same. Raises InvalidError
+        before it has begun."""
+        if self._bracket is None:
+            raise invalid(f"{self!r}: the bracket has not begun")
+        self._bracket.check()
+
+    def __enter__(self) -> _Views:
+        return self.begin()
+
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        if not self._open:  # ended in the block
+            return
+        if kind is None:
+            self.end()
+        else:
+            self._give_up()
+
+    def __del__(self, _warn=warnings.warn):
+        if getattr(self, "_open", False):
+            if self._client._live:
+                _warn(f"unended {self!r}", ResourceWarning, source=self)
+            self._give_up()
+
+    def __repr__(self):
+        state = "open" if self._open else "not begun" if self._bracket is None else "ended"
+        names = [
+            f"{mode}={[array.name for array in arrays]}"
+            for mode, arrays in (("read", self._reads), ("write", self._writes))
+            if arrays
+        ]
+        return f"<caid.Bracket {' '.join(names)} {state}>"
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _view(self, array):
+        array._check()
+        return _array.make(array._memory.share(), array._layout, root=False, stream=self._stream)
+
+    def _memories(self):
+        return _leases(self._reads + self._writes)
+
+    @property
+    def _on(self):
+        """The stream, or its number where it was closed: it ends after the bracket."""
+        return self._stream._number if self._stream.closed else self._stream
+
+    def _order(self):
+        """What this process has under way on the arrays by itself, such as copies on other streams,
+        comes before the bracket's work, and before its end."""
+        for memory in self._memories():
+            if self._stream is None:
+                _pending.wait(memory)
+            else:
+                _pending.order(memory, self._on)
+
+    def _leave(self, end, *ignored):
+        """Ends the bracket, after what this process has under way on the arrays. Whatever comes in
+        between, Ctrl-C or want of memory, it does not stay open at the daemon."""
+        if not self._open:
+            state = "begun" if self._bracket is None else "already ended"
+            raise invalid(f"{self!r}: the bracket has {'not ' * (state == 'begun')}{state}")
+        try:
+            with contextlib.suppress(*ignored):
+                self._order()
+                if self._stream is not None:
+                    _pending.note(self._memories(), self._on)
+            end(self._bracket)
+        except BaseException:
+            with contextlib.suppress(Error):  # it has ended
+                self._bracket.abandon()
+            raise
+        finally:
+            self._open = False
+
+    def _give_up(self):
+        """abandon(), where there is an exception already, which no other takes the place of."""
+        with contextlib.suppress(BaseException):
+            self.abandon()
+
+
+def _leases(arrays):
+    """Each once: views may share one."""
+    return tuple(dict.fromkeys(array._memory for array in arrays))
+
+
+def _check(array, client):
+    if not isinstance(array, _array.Array):
+        raise TypeError(f"a caid.Array is needed, not {type(array).__name__}")
+    array._check()
+    if array._memory.pool is None:
+        raise unsupported(f"{array._label} is not in the daemon's memory: it has no brackets")
+    if array._memory.client is not client:
+        raise invalid(f"{array._label} is another client's")
+
+
+def _arrays(arrays, what, client):
+    if isinstance(arrays, _array.Array):
+        raise TypeError(f"{what}: a list of arrays is needed, not one array")
+    arrays = tuple(arrays)
+    for array in arrays:
+        _check(array, client)
+    return arrays
+
+
+def _make(client, reads, writes, single, stream, timeout, _new=object.__new__):
+    self = _new(Bracket)
+    device = max((reads + writes)[0]._memory.mapped_device, 0)
+    self._client = client
+    self._reads = reads
+    self._writes = writes
+    self._single = single
+    self._stream = _stream.of(stream, client, device)
+    self._timeout = timeout
+    self._bracket = None
+    self._open = False
+    return self
+
+
+def of_array(array, write, stream, timeout):
+    """The Bracket of Array.read() and Array.write()."""
+    client = array._memory.client
+    if hasattr(stream, "__len__"):  # no stream: an array, a list, bytes
+        does, copies = ("write", "copy_from") if write else ("read", "copy_to")
+        raise TypeError(f"{does}() is a bracket on a stream and takes no data: {copies}() copies")
+    _check(array, client)
+    arrays = (array,)
+    reads, writes = ((), arrays) if write else (arrays, ())
+    return _make(client, reads, writes, True, stream, timeout)
+
+
+def of_client(client, reads, writes, stream, timeout):
+    """The Bracket of Client.bracket()."""
+    client._check()
+    reads, writes = _arrays(reads, "read", client), _arrays(writes, "write", client)
+    if not reads + writes:
+        raise invalid("bracket() of no arrays")
+    return _make(client, reads, writes, False, stream, timeout)

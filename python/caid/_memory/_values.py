@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of the host for the elements of an array: one for all of them, or some that NumPy converts and
+broadcasts. What libcaid is given is a source whose steps are 0, or one of equal shape and type.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+from .._base import _typestr
+from .._base._errors import unsupported
+from . import _cai, _copy
+
+# What struct calls the types that need no NumPy for a plain value.
+_CODES = {"b1": "?", "f2": "e", "f4": "f", "f8": "d"}
+_CODES.update({"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"})
+
+
+def fill(array, value, stream):
+    """array.fill()"""
+    _spread(array, _bytes_of(value, array._layout.element), stream)
+
+
+def clear(array, stream):
+    """Sets all bytes of the elements to 0: of each type, what numpy.zeros() has."""
+    _spread(array, bytes(array.itemsize), stream)
+
+
+def _spread(array, data, stream):
+    """Copies the bytes of one element to all of them."""
+    layout = array._layout
+    source = _copy.Side(data, False, layout.shape, (0,) * len(layout.shape), layout.element)
+    _copy.copy(_copy.device(array), source, stream)
+
+
+def _bytes_of(value, element):
+    """A value as NumPy converts it, or raises."""
+    code = None if type(value) not in (bool, int, float) else _CODES.get(element.typestr[1:])
+    if code is not None:
+        with contextlib.suppress(struct.error, OverflowError):  # what does not fit is NumPy's to judge
+            return struct.pack(element.typestr[0].replace("|", "=") + code, value)
+    one = _typestr.numpy().empty((), _dtype(element))
+    one[()] = value
+    return one.tobytes()
+
+
+def _dtype(element):
+    dtype = _typestr.to_numpy(element)
+    if element.name is not None and dtype.kind == "V" and dtype.isbuiltin == 1:
+        raise unsupported(f"values of type {element.name} need the package ml_dtypes")
+    return dtype
+
+
+def assign(array, x):
+    """array[...] = x"""
+    on_device = isinstance(x, type(array)) or hasattr(x, "__cuda_array_interface__")
+    if not on_device and _is_scalar(x):
+        fill(array, x, 0)
+        return
+    if not on_device:
+        _copy.copy(_copy.device(array), _host(x, array.shape, _dtype(array._layout.element)))
+        return
+    with _cai.side(x) as source:
+        if source.shape != array.shape:
+            x = source.array.copy_to_host()
+            source = _host(x, array.shape, x.dtype)
+        _copy.copy(_copy.device(array), source)
+
+
+def _is_scalar(x):
+    return isinstance(x, (bool, int, float, complex, str, bytes)) or getattr(x, "ndim", None) == 0
+
+
+def _host(x, shape, dtype):
+    """The side of what NumPy makes of `x` in an array of that shape and type."""
+    np = _typestr.numpy()
+    if isinstance(x, np.ndarray) and (x.shape, x.dtype) == (shape, dtype):
+        return _copy.host(x)
+    if isinstance(x, np.ma.MaskedArray):
+        raise NotImplementedError("masked arrays are not taken")
+    one = np.empty(() if getattr(x, "ndim", None) == 0 else shape, dtype)
+    one[...] = x
+    return _copy.host(np.broadcast_to(one, shape))

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The console scripts of the wheel: they become the programs that lie inside the package."""
+
+import os
+import pathlib
+import sys
+
+
+def _become(program):
+    path = pathlib.Path(__file__).parents[1] / "bin" / program
+    os.execv(path, [program, *sys.argv[1:]])
+
+
+def daemon():
+    """Become ``caid``, the daemon."""
+    _become("caid")
+
+
+def control():
+    """Become ``caidctl``, two of whose verbs are this Python's."""
+    os.environ.setdefault("CAID_PYTHON", sys.executable)
+    _become("caidctl")

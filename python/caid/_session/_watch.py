@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watch: news of a name, waited for by a thread or by asyncio."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from .. import _caid
+from .._base._errors import CancelledError, Error, TimedOutError, closed
+from .._base._lifetime import Named
+from .._base._records import Change
+
+
+@_caid.derived
+class Watch(Named, _caid.Watch):
+    """News of a name: what :meth:`caid.Client.watch` gives.
+
+    Iterating waits for the next change, in a thread by ``for``, in asyncio by ``async for``::
+
+        for change in client.watch("weights"):
+            with client.open("weights", generation=change.generation) as weights:
+                ...
+
+    The first change tells of an array that has the name already. After that there is one for each
+    time that the name is seen to have changed: always the latest state, what came and went between
+    two looks may be left out.
+
+    The iteration ends when the watch is closed, by close(), by its ``with`` block, or with its
+    client. With a `timeout` it raises TimedOutError where nothing changed for so many seconds; the
+    watch goes on, and may be iterated again.
+
+    Notes
+    -----
+    A waiting thread gives up the GIL, and Ctrl-C interrupts it. In asyncio all watches of a client
+    share one reader of the event loop, on ``client.fileno()``.
+    """
+
+    __slots__ = ("_client", "_name", "_pool", "_timeout", "__weakref__")
+    _comes_from = "Client.watch()"
+    _no_copy = "watch its name anew"
+
+    def close(self) -> None:
+        """Ends the watch and wakes whoever waits. Idempotent."""
+        super().close()
+        wake(self._client)
+
+    def __repr__(self):
+        return self._described()
+
+    def _check(self):
+        if self.closed:
+            raise closed(f"the watch of {self._name!r} is closed")
+
+    # --- threads ----------------------------------------------------------------------------
+
+    def get(self, timeout: float | None = None) -> Change:
+        """Waits for the next change.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; 0 only looks. Without it, without end.
+
+        Raises
+        ------
+        TimedOutError
+            Nothing changed; also a TimeoutError.
+        CancelledError, ClosedError
+            The watch was closed meanwhile; before.
+        DisconnectedError
+            The daemon is gone.
+        """
+        self._check()
+        return Change(self._name, self._pool, self._next(timeout))
+
+    def __iter__(self) -> Watch:
+        return self
+
+    def __next__(self) -> Change:
+        try:
+            return self.get(self._timeout)
+        except TimedOutError:
+            raise
+        except Error:
+            if self.closed:
+                raise StopIteration from None
+            raise
+
+    # --- asyncio ----------------------------------------------------------------------------
+
+    def _look(self):
+        """A change that is there, or None."""
+        self._check()
+        try:
+            return self.get(0)
+        except TimedOutError:
+            return None
+
+    async def wait(self, timeout: float | None = None) -> Change:
+        """get(), for asyncio. A wait that is cancelled leaves the change to the next one."""
+        self._check()
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        signal = asyncio.Event()
+        expired, timer = False, None
+
+        def expire():
+            nonlocal expired
+            expired = True
+            signal.set()
+
+        hub = _hub(self._client, loop)
+        hub.add(signal)
+        try:
+            if timeout is not None:
+                timer = loop.call_later(timeout, expire)
+            while True:
+                signal.clear()
+                change = self._look()
+                if change is not None:
+                    return change
+                if expired:
+                    raise TimedOutError(errno.ETIMEDOUT, f"no news of {self._name!r} in time")
+                await signal.wait()
+                if self.closed:
+                    raise CancelledError(errno.ECANCELED, f"the watch of {self._name!r} was closed")
+        finally:
+            if timer is not None:
+                timer.cancel()
+            hub.remove(signal)
+
+    def __aiter__(self) -> Watch:
+        return self
+
+    async def __anext__(self) -> Change:
+        try:
+            return await self.wait(self._timeout)
+        except TimedOutError:
+            raise
+        except Error:
+            if self.closed:
+                raise StopAsyncIteration from None
+            raise
+
+
+def check_timeout(timeout):
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout {timeout!r}: seconds, 0 or more, or None")
+
+
+def create(client, name, pool, timeout):
+    """The Watch of Client.watch()."""
+    check_timeout(timeout)
+    watch = client._watch(name, pool)
+    watch._client = client
+    watch._name = name
+    watch._pool = pool
+    watch._timeout = timeout
+    return watch
+
+
+# --- one reader for all watches of a client in a loop ---------------------------------------
+
+# client: {loop: hub}. The loop's reader holds the hub, and so the client and who waits; here they
+# are held weakly: what waits in a loop that is closed, or was dropped, can be collected.
+_hubs: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def _hub(client, loop):
+    of_client = _hubs.setdefault(client, WeakValueDictionary())
+    hub = of_client.get(loop)
+    if hub is None:
+        hub = of_client[loop] = _Hub(client, loop)
+    return hub
+
+
+class _Hub:
+    """Those who wait in one event loop for watches of one client: each has a signal, after which
+    it looks for itself. The hub reads the client's fd while there are any, and is gone with the
+    last."""
+
+    def __init__(self, client, loop):
+        self.client = client
+        self.loop = loop
+        self.fd = None  # of our own: the client may be closed, and its number be another's
+        self.signals = set()
+
+    def add(self, signal):
+        if not self.signals:
+            fd = os.dup(self.client.fileno())
+            try:
+                self.loop.add_reader(fd, self.ready)
+            except BaseException:
+                os.close(fd)
+                raise
+            self.fd = fd
+        self.signals.add(signal)
+
+    def remove(self, signal):
+        self.signals.discard(signal)
+        if self.signals or self.fd is None:
+            return
+        fd, self.fd = self.fd, None
+        _hubs.get(self.client, {}).pop(self.loop, None)
+        try:
+            if not self.loop.is_closed():
+                self.loop.remove_reader(fd)
+        finally:
+            os.close(fd)
+
+    def look_all(self):
+        """Everybody looks for news. What went wrong, every look finds out for itself."""
+        for signal in self.signals:
+            signal.set()
+
+    def ready(self):
+        """The fd is readable."""
+        with contextlib.suppress(Error):
+            self.client.dispatch()  # wakes all, in every loop
+
+    def wake(self):
+        """The same as look_all(), from whatever thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            self.loop.call_soon_threadsafe(self.look_all)
+
+
+def wake(client):
+    """There may be news, or none any more: whoever waits for it looks."""
+    for hub in list(_hubs.get(client, {}).values()):
+        hub.wake()
