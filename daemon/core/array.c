@@ -5,6 +5,7 @@
 
 #include "device.h"
 #include "lost.h"
+#include "restore.h"
 #include "set.h"
 #include "state.h"
 #include "utf8.h"
@@ -367,4 +368,67 @@ array_free(struct array *array)
     if (array->is_set)
         set_forget(array->set);
     free(array);
+}
+
+/* ---- by the numbers of an earlier core ---- */
+
+struct array_index {
+    size_t n;
+
+    struct array_place {
+        uint64_t id;
+        struct array *array; /* NULL: it is gone, or not back yet */
+    } places[];              /* by id, as records are */
+};
+
+struct array_index *
+array_index_new(const struct restore_array *arrays, size_t n)
+{
+    struct array_index *index = malloc(sizeof(*index) + n * sizeof(index->places[0]));
+
+    if (!index)
+        return NULL;
+    index->n = n;
+    for (size_t i = 0; i < n; i++)
+        index->places[i] = (struct array_place){.id = arrays[i].record->key.id};
+    return index;
+}
+
+static int
+array_index_compare(const void *key, const void *place)
+{
+    uint64_t a = *(const uint64_t *)key, b = ((const struct array_place *)place)->id;
+
+    return (a > b) - (a < b);
+}
+
+static struct array_place *
+array_index_place(const struct array_index *index, uint64_t id)
+{
+    return index ? bsearch(&id, index->places, index->n, sizeof(struct array_place),
+                           array_index_compare)
+                 : NULL;
+}
+
+struct array *
+array_index_find(const struct array_index *index, uint64_t id)
+{
+    const struct array_place *place = array_index_place(index, id);
+
+    return place ? place->array : NULL;
+}
+
+void
+array_index_set(struct array_index *index, size_t place, struct array *array)
+{
+    index->places[place].array = array;
+}
+
+void
+array_index_forget(struct array_index *index, uint64_t id)
+{
+    struct array_place *place = array_index_place(index, id);
+
+    if (place)
+        place->array = NULL;
 }

@@ -15,7 +15,9 @@
 #include "geometry.h"
 #include "user.h"
 
+struct array_index;
 struct conn;
+struct restore_array;
 
 struct array { /* a million of them must be cheap */
 
@@ -144,6 +146,17 @@ void array_promise(struct core *core, struct array *array);
 void array_uncharge(struct core *core, struct array *array);
 /* The struct alone, and what of a set is left when the core ends. */
 void array_free(struct array *array);
+
+/* The arrays that an earlier core has left, by their numbers, as long as a client may come back
+ * that knows them by those (former.h): n records, by number, of which no array is there yet. NULL:
+ * out of memory. */
+struct array_index *array_index_new(const struct restore_array *arrays, size_t n);
+/* NULL, also where the core has no index (NULL): the array is not there. */
+struct array *array_index_find(const struct array_index *index, uint64_t id);
+/* The array of the record at that place is there now. */
+void array_index_set(struct array_index *index, size_t place, struct array *array);
+/* The array is not found any more. index may be NULL. */
+void array_index_forget(struct array_index *index, uint64_t id);
 
 int metadata_check(struct msg_str metadata, struct refusal *r);
 /* What an array of that name (p NULL: unnamed) is to look like. */

@@ -6,10 +6,10 @@
 #pragma once
 
 #include "actions.h"
+#include "block.h"
 #include "bracket.h"
 #include "core.h"
 #include "done.h"
-#include "hold.h"
 #include "lease.h"
 #include "page.h"
 #include "part.h"

@@ -4,7 +4,6 @@
 #include <assert.h>
 
 #include "array.h"
-#include "array_index.h"
 #include "linger.h"
 #include "publish.h"
 #include "reclaim.h"

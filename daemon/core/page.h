@@ -20,7 +20,7 @@
 
 #include "actions.h"
 #include "base/tree.h"
-#include "hold.h"
+#include "block.h"
 #include "refusal.h"
 #include "timeline.h"
 

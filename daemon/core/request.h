@@ -7,6 +7,7 @@
 
 #include "conn.h"
 #include "reply.h"
+#include "set.h"
 #include "state.h"
 
 #define HANDLER(name)                                                  \
@@ -29,6 +30,11 @@ void reply_memory(struct core *core, struct conn *conn, const struct job *job,
 
 /* request_monitor.c: the pool that params name, by themselves or by a lease; or not set. */
 struct msg_str request_pool(struct conn *conn, enum msg_method method, const void *params);
+
+/* request_name.c: the array under a name that conn may do `what` to (MAY_READ, MAY_WRITE); the same
+ * refusal for one that is absent and one that is forbidden. */
+int name_find(struct core *core, struct conn *conn, const struct msg_name_params *p, int what,
+              struct named *ret, struct refusal *r);
 
 /* request_wait.c: refuses who has something that is not back yet, and has waited for it. */
 int hello_check(struct core *core, const struct conn *conn, struct refusal *r);

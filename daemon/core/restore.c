@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "array.h"
-#include "array_index.h"
 #include "device.h"
 #include "former.h"
 #include "journal.h"

@@ -22,15 +22,16 @@
  *    └─── jobs (by number): driver calls under way; those that wait for their turn are with
  *             the user
  *
- * Who may call whom: an object calls those to its left only. What has to be done further up is
- * returned to the caller, or put on a list of the core that core_run() looks at when the event
- * ends.
+ * Who may call whom: an object calls those to its left only, and none between the same two bars.
+ * What has to be done further up is returned to the caller, or put on a list of the core that
+ * core_run() looks at when the event ends. `./dev lint` holds the order against the files.
  *
- *   doubt refusal journal found │ actions user device restore_read │ audit │ array_view
- *   reply+monitor job pool hold expiry │ persist │ block done lost set use │ array array_index
- *   linger watch │ page part reclaim units │ settle fences flush │ lease │ ticket publish │
- *   former grant │ bracket waiter release conn request_* │ metrics renewal request work │
- *   core+restore (+: each calls the other)
+ *   refusal journal found │ actions user device restore_read │ audit │ array_view
+ *   reply+monitor job pool expiry │ persist │ block done lost set suspect use │ array linger
+ *   watch │ page part reclaim units │ settle fences flush │ lease │ ticket publish │ former
+ *   grant │ bracket waiter │ conn release │ request_* │ metrics renewal request work │ core+restore
+ *
+ * +: each calls the other.
  */
 #pragma once
 

@@ -4,8 +4,9 @@
 usage: check_tree.py ROOT
 
 Which folder may include from which, and calls which, is the picture in docs/ARCHITECTURE.md: it is read, and has
-to be what the files say.
+to be what the files say. So is the order of the core's objects in daemon/core/state.h.
 """
+import fnmatch
 import pathlib
 import posixpath
 import re
@@ -26,8 +27,11 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 # A function's definition, as clang-format lays it out, with the line before; and what may be a call.
 FUNCTION = re.compile(r"^(.*)\n([a-z_]\w*)\(", re.M)
 CALL = re.compile(r"(?<![.>])\b([a-z_]\w*)\(")
+NAME = re.compile(r"(?<![.>])\b[a-z_]\w*\b")
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 PICTURE = pathlib.PurePosixPath("docs/ARCHITECTURE.md")
+ORDER = pathlib.PurePosixPath("daemon/core/state.h")
+ORDER_ROWS = re.compile(r"Who may call whom.*?\n \*\n((?: \*   [^\n]*\n)+)", re.S)
 HOW = {"i": {"i"}, "c": {"c"}, "#": {"i", "c"}}
 MARKS = {frozenset(how): mark for mark, how in HOW.items()} | {frozenset(): "."}
 LEFT_BEHIND = re.compile(
@@ -128,6 +132,49 @@ class Layers:
             yield PICTURE, "the folders are not as in the picture, but\n" + draw_picture(arrows, folders)
 
 
+class Order:
+    """The order in which the core's objects, a .c file each, may call each other: state.h says it."""
+
+    def __init__(self, text):
+        rows = ORDER_ROWS.search(text)
+        steps = re.sub(r"^ \*", "", rows[1], flags=re.M).split("│") if rows else []
+        # By name or pattern: the number of its step, and those that it is in a circle with, if any.
+        self.places = {
+            name: (step, group) for step, names in enumerate(steps) for group in names.split() for name in group.split("+")
+        }
+
+    def place_of(self, name):
+        return self.places.get(name) or next((p for n, p in self.places.items() if fnmatch.fnmatchcase(name, n)), None)
+
+    def check(self, texts):
+        """texts: of the folder's files, by path. A function belongs to the .c file that defines it; what is inline in
+        a header belongs to the structs there, which everybody may know."""
+        texts = {path: COMMENT.sub("", text) for path, text in texts.items() if path.parent == ORDER.parent}
+        objects = {path.stem for path in texts if path.suffix == ".c"}
+        for name in objects:
+            if not self.place_of(name):
+                yield ORDER, f"{name} has no place in the order"
+        for name in self.places:
+            if not fnmatch.filter(objects, name):
+                yield ORDER, f"{name} is in the order, and no object"
+        owner = {
+            name: path.stem
+            for path, text in texts.items()
+            if path.suffix == ".c"
+            for before, name in FUNCTION.findall(text)
+            if not before.startswith("static")
+        }
+        for path, text in texts.items():
+            own = self.place_of(path.stem)
+            known = {name for _, name in FUNCTION.findall(text)}
+            if path.suffix != ".c" or not own:
+                continue
+            for name in sorted((set(NAME.findall(text)) & owner.keys()) - known):
+                step, group = self.place_of(owner[name]) or own
+                if owner[name] != path.stem and step >= own[0] and group != own[1]:
+                    yield path, f"{path.stem} knows {name}() of {owner[name]}, which is not to its left ({ORDER})"
+
+
 def check_text(path, text):
     if "SPDX-License-Identifier: Apache-2.0" not in "\n".join(text.split("\n")[:4]):
         yield "no SPDX line"
@@ -166,6 +213,7 @@ def check(root):
         for what in check_text(path, text):
             yield path, what
     yield from layers.check()
+    yield from Order(layers.texts.get(ORDER, "")).check(layers.texts)
 
 
 def main():

@@ -40,6 +40,10 @@ def tree(tmp_path):
     write("mem/space.h", '#include "base/list.h"\n')
     write("daemon/core/core.h", '#include "msg.h"\n#include "space.h"\n')
     write("daemon/core/core.c", "static void\nown(void)\n{\n    msg_take(); /* array_new() */\n}\n")
+    write("daemon/core/array.c", "void\narray_open(void)\n{\n    own();\n}\n")
+    write("daemon/core/state.h", "/*\n * Who may call whom:\n *\n *   array pool_* │ core+done │\n *   work\n */\n")
+    for name in ("pool_a", "done", "work"):
+        write(f"daemon/core/{name}.c", f"int\n{name}_new(void)\n{{\n}}\n")
     write("daemon/server.h", '#include "core.h"\n#include "drv.h"\n#include <uv.h>\n')
     write("client/include/caid/caid.h", "#include <stdint.h>\nint caid_ping(void);\n")
     write("client/session/client.h", '#include "caid/caid.h"\n#include "msg.h"\n')
@@ -107,6 +111,34 @@ def test_the_picture_is_what_the_files_say(tree, path, text, row):
 def test_nothing_knows_what_comes_after_it(tree):
     tree("client/session/call.c", '#include "memory/array.h"\nint\ncall_run(void)\n{\n    array_new();\n}\n')
     assert "docs/ARCHITECTURE.md: client/session/ knows client/memory/, which comes after it" in broken(tree)
+
+
+@pytest.mark.parametrize(
+    ("path", "calls", "what"),
+    [
+        ("done.c", "array_open", None),
+        ("work.c", "core_run", None),
+        ("done.c", "core_run", None),
+        ("pool_a.c", "array_open", "pool_a knows array_open() of array"),
+        ("array.c", "done_new", "array knows done_new() of done"),
+        ("done.c", "work_new", "done knows work_new() of work"),
+    ],
+)
+def test_an_object_of_the_core_calls_those_to_its_left(tree, path, calls, what):
+    tree("daemon/core/core.c", "static void\nown(void)\n{\n    msg_take();\n}\n\nint\ncore_run(void)\n{\n}\n")
+    tree(f"daemon/core/{path}", f"static void *table = {{{calls}}}; /* work_new */\n")
+    left = f"daemon/core/{path}: {what}, which is not to its left (daemon/core/state.h)"
+    assert broken(tree) == ([left] if what else [])
+
+
+def test_each_object_of_the_core_has_a_place(tree):
+    tree("daemon/core/new.c", "")
+    (tree.root / "daemon/core/work.c").unlink()
+    found = broken(tree)
+    assert sorted(found) == [
+        "daemon/core/state.h: new has no place in the order",
+        "daemon/core/state.h: work is in the order, and no object",
+    ]
 
 
 @pytest.mark.parametrize(
