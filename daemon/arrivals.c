@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "arrivals.h"
 
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include "base/clock.h"
 #include "base/macros.h"
+#include "fds.h"
+
+#define FDS_PART 4   /* of all fds, for connections that are not taken up yet */
+#define RETRY_MS 100 /* after the process had no fd to spare */
 
 struct arrival {
     TAILQ_ENTRY(arrival) link;
@@ -14,11 +20,17 @@ struct arrival {
 };
 
 void
-arrivals_init(struct arrivals *set, struct conns *conns,
-              void (*take_up)(void *userdata, int sock_consume), void *userdata)
+arrivals_init(struct arrivals *set, uv_loop_t *loop, struct listener *listener,
+              struct conns *conns, const struct arrivals_ops *ops, void *userdata)
 {
-    *set = (struct arrivals){.conns = conns, .take_up = take_up, .userdata = userdata};
+    *set = (struct arrivals){.listener = listener,
+                             .conns = conns,
+                             .ops = ops,
+                             .userdata = userdata};
+    set->source.fd = -1;
     TAILQ_INIT(&set->waiting);
+    uv_timer_init(loop, &set->timer);
+    set->timer.data = set;
 }
 
 static void
@@ -32,15 +44,6 @@ arrival_free(struct arrival *a)
     conns_leave(set->conns, a->owner);
     fd_close(a->sock);
     free(a);
-}
-
-void
-arrivals_deinit(struct arrivals *set)
-{
-    struct arrival *a;
-
-    while ((a = TAILQ_FIRST(&set->waiting)))
-        arrival_free(a);
 }
 
 /* Its client has hung up, and what it has said, if anything, was nothing. */
@@ -59,12 +62,12 @@ on_turn(struct turn *turn)
     struct arrivals *set = a->set;
 
     if (!has_gone(a->sock))
-        set->take_up(set->userdata, TAKE_FD(a->sock));
+        set->ops->take_up(set->userdata, TAKE_FD(a->sock));
     arrival_free(a);
 }
 
 static int
-queue(struct arrivals *set, int sock, uid_t uid)
+arrival_queue(struct arrivals *set, int sock, uid_t uid)
 {
     struct arrival *a = calloc(1, sizeof(*a));
     struct conn_owner *owner = a ? conns_join(set->conns, uid) : NULL;
@@ -86,7 +89,8 @@ queue(struct arrivals *set, int sock, uid_t uid)
     return 0;
 }
 
-void
+/* Has it taken up in its turn. */
+static void
 arrivals_add(struct arrivals *set, int sock_consume)
 {
     _cleanup_fd_ int sock = sock_consume;
@@ -94,6 +98,100 @@ arrivals_add(struct arrivals *set, int sock_consume)
 
     if (!has_gone(sock) &&
         getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &peer, &(socklen_t){sizeof(peer)}) == 0 &&
-        queue(set, sock, peer.uid) == 0)
+        arrival_queue(set, sock, peer.uid) == 0)
         sock = -1; /* the arrival's */
+}
+
+/* ---- accept ---- */
+
+static void
+on_ready(struct poll_source *source, uint32_t events UNUSED)
+{
+    container_of(source, struct arrivals, source)->is_ready = true;
+}
+
+int
+arrivals_listen(struct arrivals *set)
+{
+    int r = listener_start(set->listener);
+
+    uv_timer_stop(&set->timer);
+    if (r < 0)
+        return r;
+    if (set->source.ready) {
+        pollset_change(&set->conns->pollset, &set->source, EPOLLIN);
+        return 0;
+    }
+    set->source = (struct poll_source){.ready = on_ready, .events = EPOLLIN};
+    return pollset_add(&set->conns->pollset, &set->source, set->listener->fd);
+}
+
+static void
+on_timer(uv_timer_t *timer)
+{
+    struct arrivals *set = timer->data;
+
+    if (arrivals_listen(set) < 0)
+        set->ops->failed(set->userdata);
+}
+
+void
+arrivals_listen_after(struct arrivals *set, uint64_t ms)
+{
+    uv_timer_start(&set->timer, on_timer, ms, 0);
+}
+
+/* Clients wait in the backlog meanwhile. */
+static void
+arrivals_pause(struct arrivals *set)
+{
+    pollset_change(&set->conns->pollset, &set->source, 0);
+    arrivals_listen_after(set, RETRY_MS);
+}
+
+/* false: nobody waits, or nobody can be taken up now. */
+static bool
+accept_one(struct arrivals *set)
+{
+    int sock = accept4(set->listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+    if (sock < 0) {
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+            arrivals_pause(set);
+        return errno == ECONNABORTED || errno == EINTR;
+    }
+    arrivals_add(set, sock);
+    return true;
+}
+
+/* For no longer than one uid may use the loop: what is thrown away is nobody's time. */
+void
+arrivals_accept(struct arrivals *set)
+{
+    uint64_t until_ns;
+    int n = 0;
+
+    if (!set->is_ready)
+        return;
+    set->is_ready = false;
+    if (set->n >= fds_max() / FDS_PART)
+        return; /* the loop is awake as long as somebody waits */
+    if (fds_are_short(set->listener->fd)) {
+        arrivals_pause(set);
+        return;
+    }
+    until_ns = conns_charge(set->conns, NULL) + TURNS_SLICE_NS;
+    while (accept_one(set) && ++n < FDS_ACCEPT_MAX && clock_now_ns() < until_ns)
+        ;
+}
+
+void
+arrivals_stop(struct arrivals *set)
+{
+    struct arrival *a;
+
+    pollset_remove(&set->conns->pollset, &set->source);
+    uv_timer_stop(&set->timer);
+    while ((a = TAILQ_FIRST(&set->waiting)))
+        arrival_free(a);
 }

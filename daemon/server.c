@@ -26,23 +26,18 @@
 #include "refusals.h"
 #include "reload.h"
 #include "restart.h"
+#include "service.h"
 #include "shared_page.h"
 #include "spin.h"
 #include "trim.h"
 #include "worker.h"
 
-#define STOP_MS         10000
-#define RESTORE_NS      20000 /* in a turn, for what is to come back, beside */
-#define ARRIVALS_PART   4     /* of all fds, for connections that are not taken up yet */
-#define ACCEPT_RETRY_MS 100   /* after the process had no fd to spare */
-#define GRACE_MS        5000  /* that the driver has before clients hear of it */
-#define NOTIFY_RETRY_MS 100
-#define REPLY_BUSY      2048 /* bytes of records in a reply to a greedy uid */
-#define NEEDS_PEERPIDFD                                                                       \
-    "as this kernel cannot tell of its exit: run caid in the host's pid namespace, or Linux " \
-    "6.5 or later (caid(8), CONTAINERS)"
-#define LOG_MAX_LINES  20 /* about clients' mistakes that have no uid, in one window */
-#define LOG_MAX_BLOCKS 1  /* about blocks: a device that has failed takes none back any more */
+#define STOP_MS        10000
+#define RESTORE_NS     20000 /* in a turn, for what is to come back, beside */
+#define GRACE_MS       5000  /* that the driver has before clients hear of it */
+#define REPLY_BUSY     2048  /* bytes of records in a reply to a greedy uid */
+#define LOG_MAX_LINES  20    /* about clients' mistakes that have no uid, in one window */
+#define LOG_MAX_BLOCKS 1 /* about blocks: a device that has failed takes none back any more */
 
 struct server {
     struct server_setup setup;
@@ -58,11 +53,12 @@ struct server {
     struct trim trim;
     struct spin spin;
     struct reload reload;
-    struct poll_source listening, libuv;
+    struct service service;
+    struct poll_source libuv;
     uv_poll_t stop_poll;
     uv_idle_t overdue;
     struct boot_timer expiry_timer;
-    uv_timer_t accept_timer, deadline_timer, watchdog_timer, notify_timer, stop_timer;
+    uv_timer_t deadline_timer, stop_timer;
     uv_signal_t sigterm, sigint, sighup;
     struct audit audit;
     struct log_window about_clients, about_blocks;
@@ -73,7 +69,7 @@ struct server {
     bool wants_reload;
     bool leaving; /* connections end because this process does, not their own */
     bool stopping;
-    bool somebody_connects, uv_is_ready; /* seen in this turn */
+    bool uv_is_ready; /* seen in this turn */
     bool over;
 };
 
@@ -319,31 +315,6 @@ on_overdue(uv_idle_t *idle)
 }
 
 static void
-refuse(struct server *s, struct conn *c, const void *packet, size_t n)
-{
-    enum proto_error error = c->refused == -EAGAIN    ? PROTO_ERR_NOT_READY
-                             : c->refused == -ENOTSUP ? PROTO_ERR_UNSUPPORTED
-                                                      : PROTO_ERR_LIMIT;
-    char reason[OPENING_REASON_MAX], text[OPENING_REASON_MAX + 64];
-
-    if (c->refused == -EAGAIN) {
-        opening_reason(&s->opening, reason, sizeof(reason));
-        snprintf(text, sizeof(text), "caid is not ready, try again: %s", reason);
-    } else if (c->refused == -ENOTSUP) {
-        snprintf(text, sizeof(text),
-                 "a process in another pid namespace cannot be served, " NEEDS_PEERPIDFD);
-    } else if (c->refused == -EMFILE) {
-        snprintf(text, sizeof(text),
-                 "uid %u: its share of the daemon's file descriptors is taken",
-                 (unsigned)c->uid);
-    } else {
-        snprintf(text, sizeof(text), "uid %u: limit of %u connections reached",
-                 (unsigned)c->uid, s->setup.config->limits.connections);
-    }
-    refusals_answer(c, error, text, packet, n);
-}
-
-static void
 on_figures(void *userdata, struct core_figures *ret)
 {
     const struct server *s = userdata;
@@ -362,7 +333,10 @@ on_packet(void *userdata, struct conn *c, const void *packet, size_t n)
     struct server *s = userdata;
 
     if (c->refused) {
-        refuse(s, c, packet, n);
+        char reason[OPENING_REASON_MAX] = "";
+        if (c->refused == -EAGAIN)
+            opening_reason(&s->opening, reason, sizeof(reason));
+        refusals_answer(&s->refusals, c, reason, packet, n);
         return;
     }
     core_set_reply_max(s->core,
@@ -555,22 +529,16 @@ on_arrival(void *userdata, int sock_consume)
     run_core(s);
 }
 
-static void on_listen(struct poll_source *source, uint32_t events);
-
-static int
-start_listening(struct server *s)
+static void
+on_listen_failed(void *userdata)
 {
-    int r = listener_start(s->setup.listener);
-
-    if (r < 0)
-        return r;
-    if (s->listening.ready) {
-        pollset_change(&s->conns.pollset, &s->listening, EPOLLIN);
-        return 0;
-    }
-    s->listening = (struct poll_source){.ready = on_listen, .events = EPOLLIN};
-    return pollset_add(&s->conns.pollset, &s->listening, s->setup.listener->fd);
+    leave(userdata, EXIT_FAILURE);
 }
+
+static const struct arrivals_ops arrivals_ops = {.take_up = on_arrival,
+                                                 .failed = on_listen_failed};
+
+/* ---- stop ---- */
 
 /* The driver's thread, if it is there, is left to the end of the process. */
 static void
@@ -579,93 +547,6 @@ leave(struct server *s, int status)
     listener_deinit(s->setup.listener);
     _exit(status);
 }
-
-static void
-on_accept_timer(uv_timer_t *timer)
-{
-    struct server *s = timer->data;
-
-    if (start_listening(s) < 0)
-        leave(s, EXIT_FAILURE);
-}
-
-/* Clients wait in the backlog meanwhile. */
-static void
-pause_accept(struct server *s)
-{
-    pollset_change(&s->conns.pollset, &s->listening, 0);
-    uv_timer_start(&s->accept_timer, on_accept_timer, ACCEPT_RETRY_MS, 0);
-}
-
-/* false: nobody waits, or nobody can be taken up now. */
-static bool
-accept_one(struct server *s)
-{
-    int sock = accept4(s->setup.listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-
-    if (sock < 0) {
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-            pause_accept(s);
-        return errno == ECONNABORTED || errno == EINTR;
-    }
-    arrivals_add(&s->arrivals, sock);
-    return true;
-}
-
-static void
-on_listen(struct poll_source *source, uint32_t events UNUSED)
-{
-    container_of(source, struct server, listening)->somebody_connects = true;
-}
-
-/* For no longer than one uid may use the loop: what is thrown away is nobody's time. */
-static void
-accept_some(struct server *s)
-{
-    uint64_t until_ns;
-    int n = 0;
-
-    if (s->arrivals.n >= fds_max() / ARRIVALS_PART)
-        return; /* the loop is awake as long as somebody waits */
-    if (fds_are_short(s->setup.listener->fd)) {
-        pause_accept(s);
-        return;
-    }
-    until_ns = conns_charge(&s->conns, NULL) + TURNS_SLICE_NS;
-    while (accept_one(s) && ++n < FDS_ACCEPT_MAX && clock_now_ns() < until_ns)
-        ;
-}
-
-/* ---- the service manager ---- */
-
-static void
-on_notify_timer(uv_timer_t *timer)
-{
-    struct server *s = timer->data;
-
-    notify_flush(s->setup.notify);
-    if (!notify_is_pending(s->setup.notify))
-        uv_timer_stop(timer);
-}
-
-static void
-notify_and_retry(struct server *s, const char *state)
-{
-    notify_send(s->setup.notify, state);
-    if (notify_is_pending(s->setup.notify))
-        uv_timer_start(&s->notify_timer, on_notify_timer, NOTIFY_RETRY_MS, NOTIFY_RETRY_MS);
-}
-
-static void
-on_watchdog(uv_timer_t *timer)
-{
-    struct server *s = timer->data;
-
-    if (!notify_is_pending(s->setup.notify))
-        notify_and_retry(s, "WATCHDOG=1");
-}
-
-/* ---- stop ---- */
 
 static void
 on_stop_timer(uv_timer_t *timer)
@@ -686,10 +567,8 @@ stop(struct server *s, const char *why)
         kept_stop(s->setup.kept);
         leave(s, s->r < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
     }
-    notify_and_retry(s, "STOPPING=1\nSTATUS=Stopping");
-    pollset_remove(&s->conns.pollset, &s->listening);
-    uv_timer_stop(&s->accept_timer);
-    arrivals_deinit(&s->arrivals);
+    service_tell(&s->service, "STOPPING=1\nSTATUS=Stopping");
+    arrivals_stop(&s->arrivals);
     uv_timer_start(&s->stop_timer, on_stop_timer, STOP_MS, 0);
     core_stop(s->core);
     restart_stop(&s->restart, s->core); /* what ends now ends with us alone */
@@ -733,6 +612,7 @@ apply_config(struct server *s)
     const struct config *c = s->setup.config;
 
     s->arrivals.max_of_uid = (uint64_t)c->limits.connections + REFUSALS_MAX;
+    s->refusals.max_of_uid = c->limits.connections;
     s->refusals.timeout_ms = c->hello_timeout_ns / NSEC_PER_MSEC;
     spin_set_limit(&s->spin, c->spin_us * NSEC_PER_USEC);
     if (!s->setup.keeps_log_level)
@@ -749,8 +629,8 @@ on_reloaded(void *userdata, int error)
     run_core(s);
     if (s->stopping)
         return;
-    notify_and_retry(s, error < 0 ? "READY=1\nSTATUS=Serving; the last reload has failed"
-                                  : "READY=1\nSTATUS=Serving");
+    service_tell(&s->service, error < 0 ? "READY=1\nSTATUS=Serving; the last reload has failed"
+                                        : "READY=1\nSTATUS=Serving");
     reload(s);
 }
 
@@ -766,7 +646,7 @@ reload(struct server *s)
     s->wants_reload = false;
     snprintf(state, sizeof(state), "RELOADING=1\nMONOTONIC_USEC=%" PRIu64,
              clock_now_ns() / NSEC_PER_USEC);
-    notify_and_retry(s, state);
+    service_tell(&s->service, state);
     s->reload.core = s->core;
     s->reload.all_pages = s->pages.max;
     s->reload.all_fds = fds_shared();
@@ -805,8 +685,7 @@ init_stop_fd(struct server *s)
 static int
 init_handles(struct server *s)
 {
-    uv_timer_t *timers[] = {&s->accept_timer, &s->deadline_timer, &s->watchdog_timer,
-                            &s->notify_timer, &s->stop_timer};
+    uv_timer_t *timers[] = {&s->deadline_timer, &s->stop_timer};
     uv_signal_t *signals[] = {&s->sigterm, &s->sigint, &s->sighup};
     int r;
 
@@ -836,7 +715,7 @@ server_new(struct server **ret, const struct server_setup *setup)
         return -ENOMEM;
     s->setup = *setup;
     s->deadline_ns = UINT64_MAX;
-    s->listening.fd = s->pages.dead = s->expiry_timer.fd = s->presence = -1;
+    s->pages.dead = s->expiry_timer.fd = s->presence = -1;
     restart_init(&s->restart, setup->kept);
     if (presence_take(setup->listener->path, &s->presence) < 0)
         log_debug("%s: its folder cannot be locked", setup->listener->path);
@@ -856,7 +735,8 @@ server_new(struct server **ret, const struct server_setup *setup)
     /* Fds in flight: a quarter of what the kernel would allow, which others draw on, too; and
      * as many in queues. */
     r = conns_init(&s->conns, &s->loop, fds_max() / 4, &conns_ops, s);
-    arrivals_init(&s->arrivals, &s->conns, on_arrival, s);
+    arrivals_init(&s->arrivals, &s->loop, setup->listener, &s->conns, &arrivals_ops, s);
+    service_init(&s->service, &s->loop, setup->notify);
     refusals_init(&s->refusals, &s->loop);
     trim_init(&s->trim, &s->loop);
     spin_init(&s->spin, &s->loop);
@@ -913,7 +793,7 @@ make_core(struct server *s)
     else
         r = fds_check(setup->listener->fd); /* all that the start takes is taken */
     if (r == 0)
-        r = start_listening(s);
+        r = arrivals_listen(&s->arrivals);
     if (r < 0 && s->core)
         core_drop_journal(s->core);
     if (r < 0)
@@ -924,18 +804,12 @@ make_core(struct server *s)
 static void
 serve(struct server *s)
 {
-    struct notify *notify = s->setup.notify;
-
-    uv_timer_stop(&s->accept_timer);
     if (s->setup.ready_fd >= 0)
         detach_ready(s->setup.ready_fd);
-    if (notify->watchdog_ns) {
-        uint64_t ms = notify->watchdog_ns / NSEC_PER_MSEC / 2;
-        uv_timer_start(&s->watchdog_timer, on_watchdog, ms, ms ? ms : 1);
-    }
+    service_watch(&s->service);
     s->conns.laps = (struct laps){0}; /* nobody has waited for what came before */
     log_info("serving on %s", s->setup.listener->path);
-    notify_and_retry(s, "READY=1\nSTATUS=Serving");
+    service_tell(&s->service, "READY=1\nSTATUS=Serving");
     run_core(s); /* what is to come back does so also where nobody asks for it */
     reload(s);
 }
@@ -950,8 +824,9 @@ on_opening(void *userdata)
     if (r > 0) { /* clients hear of it */
         opening_reason(&s->opening, reason, sizeof(reason));
         snprintf(status, sizeof(status), "STATUS=Not serving yet: %.100s", reason);
-        notify_and_retry(s, status);
-        on_accept_timer(&s->accept_timer);
+        service_tell(&s->service, status);
+        if (arrivals_listen(&s->arrivals) < 0)
+            leave(s, EXIT_FAILURE);
         return;
     }
     if (r == 0)
@@ -972,9 +847,7 @@ run(struct server *s)
         uv_update_time(&s->loop);
         int timeout_ms = uv_backend_timeout(&s->loop);
         conns_turn(&s->conns, timeout_ms);
-        if (s->somebody_connects)
-            accept_some(s);
-        s->somebody_connects = false;
+        arrivals_accept(&s->arrivals);
         if (!s->uv_is_ready && timeout_ms != 0)
             continue;
         s->uv_is_ready = false;
@@ -1004,7 +877,7 @@ server_run(struct server *s)
     s->r = opening_start(&s->opening, &s->loop);
     if (s->r < 0)
         return s->r;
-    uv_timer_start(&s->accept_timer, on_accept_timer, GRACE_MS, 0);
+    arrivals_listen_after(&s->arrivals, GRACE_MS);
     run(s);
     return s->r;
 }
@@ -1022,7 +895,7 @@ server_free(struct server *s)
     if (!s)
         return NULL;
     reload_deinit(&s->reload);
-    arrivals_deinit(&s->arrivals);
+    arrivals_stop(&s->arrivals);
     audit_end(&s->audit);
     conns_lose_all(&s->conns, "the daemon does not start");
     uv_walk(&s->loop, close_handle, NULL);
