@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""caidctl against the built daemon: output, --json, exit status."""
+"""caidctl against the built daemon: what it prints, --json, exit status. Which keys, figures and heads there are:
+test_golden.py."""
 
 import contextlib
 import ctypes
@@ -234,27 +235,6 @@ def test_drain_by_force(socket, client, hold):
     wait_until(lambda: caidctl("drain", "--force", socket=socket).returncode == 0)
 
 
-def test_status_json(socket, client):
-    client.create("x", (3, 4))
-    status = read_json(socket, "status")
-    assert status["socket"] == str(socket)
-    assert (status["names"], status["arrays"], status["leases"]) == (1, 1, 1)
-    assert status["connections"] == 2
-    assert status["driver"] in ("soft", "cuda")
-    assert status["devices"][0]["uuid"].startswith("GPU-")
-    assert set(status) == {
-        "server", "pid", "uptime_ns", "socket", "driver", "driver_path", "driver_version",
-        "pool", "connections", "pools", "blocks", "arrays", "names", "leases", "jobs",
-        "release_errors", "watches", "pending", "contexts", "brackets", "pages", "timelines",
-        "turn_cpu_ns", "turn_wall_ns", "keeper", "kept", "restarts", "journal_bytes", "draining",
-        "machine_id", "daemon_id", "opens", "begun", "set_max", "devices"}
-    device = status["devices"][0]
-    assert set(device) == {"index", "uuid", "name", "total", "granularity", "kinds", "handoff",
-                           "memops", "readonly_host", "mps", "persistence", "compute_mode"}
-    assert device["kinds"] == "device legacy pinned" and device["handoff"] == "memops"
-    assert device["memops"] and device["readonly_host"] and device["compute_mode"] == "default"
-
-
 @pytest.mark.skipif(os.environ.get("CAID_CUDA_DRIVER", "soft") != "soft", reason="sets attributes")
 def test_status_tells_how_hand_offs_are_done(tmp_path):
     for attributes, mode in (("", "memops"), ("122=0", "host")):
@@ -262,33 +242,20 @@ def test_status_tells_how_hand_offs_are_done(tmp_path):
                         CAID_SOFTCUDA_FAIL="nvmlDeviceGetPersistenceMode=3"):
             device = read_json(tmp_path / "s", "status")["devices"][0]
             assert device["handoff"] == mode and device["memops"] == (mode == "memops")
-            assert device["persistence"] is None
+            assert device["persistence"] is None and device["kinds"] == "device legacy pinned"
             text = caidctl(socket=tmp_path / "s").stdout
             assert re.search(rf"^device 0 +.*, hand-off by {mode}$", text, re.M)
-
-
-DEVICE_KEYS = {
-    "index", "uuid", "name", "total", "free", "used", "blocks", "arrays", "allocated", "reserve",
-    "available", "pending", "pending_bytes", "pinned", "flushes", "releases", "quarantined",
-    "quarantined_bytes", "context"}
 
 
 def test_info(socket, client):
     before = read_json(socket, "info")["devices"]
     client.create(None, (64, 1 << 20))
     after = read_json(socket, "info")["devices"]
-    assert set(after[0]) == DEVICE_KEYS
     assert after[0]["used"] - before[0]["used"] >= 256 << 20
-    assert after[0]["allocated"] - before[0]["allocated"] >= 256 << 20
-    assert after[0]["arrays"] == 1
-    assert (after[0]["pending"], after[0]["quarantined"], after[0]["context"]) == (0, 0, False)
     assert read_json(socket, "info", "0")["devices"] == after[:1]
     assert read_json(socket, "info", after[0]["uuid"])["devices"] == after[:1]
 
     table = caidctl("info", socket=socket).stdout.splitlines()
-    assert table[0].split() == ["DEVICE", "NAME", "TOTAL", "FREE", "CAID", "ALLOCATED", "PENDING",
-                                "RESERVE", "PINNED", "QUARANTINED", "CONTEXT", "BLOCKS", "ARRAYS",
-                                "UUID"]
     assert "256.0 MiB" in table[1] and after[0]["uuid"] in table[1]
     assert str(256 << 20) in caidctl("info", "--bytes", socket=socket).stdout
     for device in ("7", "-1x", "GPU-none"):
@@ -299,12 +266,9 @@ def test_info(socket, client):
 
 def test_info_counts_other_kinds(socket, client):
     client.create("host", (1 << 20,), "|u1", memory="pinned")
-    device = read_json(socket, "info", "0")["devices"][0]
-    assert device["pinned"] >= 1 << 20 and device["used"] == 0 and not device["context"]
+    assert not read_json(socket, "info", "0")["devices"][0]["context"]
     client.create("legacy", (1 << 20,), "|u1", memory="legacy")
-    device = read_json(socket, "info", "0")["devices"][0]
-    assert device["used"] >= 1 << 20 and device["context"]
-    assert read_json(socket, "status")["contexts"] == 1
+    assert read_json(socket, "info", "0")["devices"][0]["context"]
     assert re.search(r"^contexts +1, for legacy handles$", caidctl(socket=socket).stdout, re.M)
 
 
@@ -313,14 +277,10 @@ def test_flush(socket, client):
     client.create(None, (8 << 20,), "|u1")
     client.close_array()
     wait_until(lambda: read_json(socket, "status")["pending"] == 1)
-    device = read_json(socket, "info")["devices"][0]
-    assert device["pending_bytes"] == 8 << 20 and device["available"] >= 8 << 20
-    assert read_json(socket, "show")["users"][0]["deferred"] == 1
     assert read_json(socket, "flush") == {"entries": 0, "blocks": 0, "bytes": 0}, "held back"
     client.close()
     wait_until(lambda: read_json(socket, "status")["connections"] == 1)
-    flushed = read_json(socket, "flush", "--device=0")
-    assert set(flushed) == {"entries", "blocks", "bytes"}
+    read_json(socket, "flush", "--device=0")
     device = read_json(socket, "info")["devices"][0]
     assert (device["used"], device["pending"], device["reserve"]) == (0, 0, 0)
     assert re.fullmatch(r"0 entries freed, 0 blocks of 0 B given back to the driver\n",
@@ -390,19 +350,11 @@ def test_list_is_aligned(socket, client):
     done = caidctl("list", socket=socket)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["NAME", "TYPE", "SHAPE", "SIZE", "MEMORY", "LEASES", "USE"]
     assert len({line.index(c) for line, c in zip(lines, ("TYPE", "<f8", "<f4", "|u1"))}) == 1
     assert [line.split()[0] for line in lines[1:]] == ["größe/ü", "weights", "z"]
     assert "1024x768" in lines[2] and "3.0 MiB" in lines[2] and re.search(r" 1  -$", lines[2])
     assert "scalar" in lines[1] and " 0 B " in lines[3]
     assert str(1024 * 768 * 4) in caidctl("list", "-b", socket=socket).stdout
-
-
-ENTRY_KEYS = {"pool", "name", "generation", "device", "device_uuid", "memory", "typestr", "shape",
-              "nbytes", "uid", "leases", "readers", "writers", "waiting", "abandoned", "parts",
-              "ttl_ns", "members", "of_set", "sets"}
-DETAILS_KEYS = {"strides", "descr", "metadata", "array", "block", "block_size", "offset", "holders",
-                "companion", "companion_of", "bytes", "state", "held"}
 
 
 def test_list_json(socket, client):
@@ -413,32 +365,11 @@ def test_list_json(socket, client):
     assert [a["name"] for a in arrays] == ["a/1", "a/2", "b"]
     first = arrays[0]
     assert first["shape"] == [2, 3] and first["typestr"] == "<i2" and first["nbytes"] == 12
-    assert first["uid"] == os.getuid() and first["leases"] == 1 and first["device"] == 0
-    assert set(first) == ENTRY_KEYS and first["memory"] == "device"
     assert [a["name"] for a in read_json(socket, "list", "a/")["arrays"]] == ["a/1", "a/2"]
     assert read_json(socket, "list", "--all")["arrays"] == arrays
     assert read_json(socket, "list", f"--pool={first['pool']}")["arrays"] == arrays
     assert read_json(socket, "list", "nothing")["arrays"] == []
-
-
-def test_list_long(socket, client):
-    client.create("x", (2,))
-    head, line = caidctl("list", "--long", socket=socket).stdout.splitlines()
-    assert head.split() == ["POOL", "NAME", "TYPE", "SHAPE", "SIZE", "MEMORY", "LEASES", "READERS",
-                            "WRITERS", "WAITING", "STATE", "PARTS", "DEVICE", "GENERATION", "USER"]
-    assert len(line.split()) == 16  # "8 B" is two
-    assert line.split()[8:13] == ["0", "0", "0", "-", "0"]
-    head = caidctl("list", "--all", socket=socket).stdout.splitlines()[0]
-    assert head.split()[0] == "POOL"
-
-
-@pytest.mark.parametrize("memory", ["device", "legacy", "pinned", "mapped"])
-def test_list_tells_the_kind_of_memory(socket, client, memory):
-    client.create("x", (2,), memory=memory)
-    assert read_json(socket, "list")["arrays"][0]["memory"] == memory
-    for form in ((), ("--all",), ("--long",)):
-        assert f" {memory} " in caidctl("list", *form, socket=socket).stdout.splitlines()[1]
-    assert re.search(rf"^memory +{memory}, ", caidctl("show", "x", socket=socket).stdout, re.M)
+    assert caidctl("list", "--all", socket=socket).stdout.startswith("POOL ")
 
 
 @pytest.mark.parametrize("name", ['quote"d', "back\\slash", "sp ace", "日本語", "a/b", "\u00a0", "%s"])
@@ -454,12 +385,7 @@ def test_show(socket, client):
     shown = read_json(socket, "show", "x")
     assert shown["strides"] == [12, 24]
     assert json.loads(shown["descr"]) == [["a", "<f4"], ["b", "<i8"]]
-    assert shown["block_size"] >= 72 and shown["offset"] >= 0
-    assert shown["holders"] == [{"pid": os.getpid(), "uid": os.getuid(), "client": "maker",
-                                 "readonly": False, "hung_up": False, "sent": False, "reading": 0,
-                                 "writing": 0, "waiting": 0}]
-    assert set(shown) == ENTRY_KEYS | DETAILS_KEYS | {"storage"}
-    assert shown["metadata"] is None and shown["memory"] == "device"
+    assert shown["metadata"] is None and [h["client"] for h in shown["holders"]] == ["maker"]
     text = caidctl("show", "x", socket=socket).stdout
     assert re.search(r"^strides +\(12, 24\)$", text, re.M)
     assert re.search(rf"^held by +pid {os.getpid()} of \S+, rw, maker$", text, re.M)
@@ -476,19 +402,11 @@ def test_show(socket, client):
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", text) and "\u00e9" in text
 
 
-POOL_KEYS = {"name", "uid", "gid", "mode", "quota", "used", "names", "arrays", "blocks", "allocated",
-             "pending", "reserve", "holes", "largest", "fragmentation", "pinned", "legacy"}
-
-
 def test_show_pool(socket, client):
     client.create("x", (1 << 20,))
     pool = read_json(socket, "status")["pool"]
     shown = read_json(socket, "show", f"--pool={pool}")
-    assert set(shown) == POOL_KEYS
-    assert shown["name"] == pool and shown["uid"] == os.getuid() and shown["mode"] == 0o600
-    assert shown["legacy"] is True
-    assert shown["names"] == 1 and shown["used"] >= 4 << 20 and shown["blocks"] == 1
-    assert shown["allocated"] == 4 << 20
+    assert shown["name"] == pool and shown["allocated"] == 4 << 20
     assert read_json(socket, "pools") == {"pools": [shown]}
     text = caidctl("show", f"--pool={pool}", socket=socket).stdout
     assert re.search(r"^legacy +yes$", text, re.M)
@@ -521,15 +439,8 @@ def test_overview(socket, client):
     client.create("host", (1 << 20,), "|u1", memory="pinned")
     client.create(None, (3,))
     shown = read_json(socket, "show")
-    assert set(shown) == {"devices", "pools", "users", "unnamed"}
-    assert set(shown["devices"][0]) == DEVICE_KEYS
-    assert set(shown["pools"][0]) == POOL_KEYS
     user = next(u for u in shown["users"] if u["uid"] == os.getuid())
-    assert set(user) == {"uid", "connections", "arrays", "names", "leases", "watches", "jobs",
-                         "bytes", "pinned", "host", "pending", "deferred", "brackets", "pages", "fds",
-                         "time_ns"}
     assert (user["arrays"], user["names"], user["leases"]) == (3, 2, 3)
-    assert user["bytes"] >= 4 << 20 and user["pinned"] >= 1 << 20 and user["connections"] == 2
     assert [u["name"] for u in shown["unnamed"]] == [None]
 
     text = caidctl("show", socket=socket).stdout
@@ -548,11 +459,8 @@ def test_unnamed(socket, client):
     client.create(None, (256,))
     client.create("named", (256,))
     (entry,) = read_json(socket, "show", "--unnamed")["unnamed"]
-    assert set(entry) == ENTRY_KEYS | DETAILS_KEYS
-    assert entry["name"] is None and entry["generation"] == 0 and entry["nbytes"] == 1024
-    head, line = caidctl("show", "-u", socket=socket).stdout.splitlines()
-    assert re.split(r"\s{2,}", head.strip()) == ["PID", "USER", "CLIENT", "MODE", "POOL",
-                                                 "LAST NAME", "GENERATION", "MEMORY", "SIZE"]
+    assert entry["name"] is None and entry["nbytes"] == 1024
+    _, line = caidctl("show", "-u", socket=socket).stdout.splitlines()
     cells = re.split(r"\s{2,}", line.strip())
     assert cells[0] == str(os.getpid()) and cells[2:4] == ["maker", "rw"]
     assert cells[4:] == [f"uid:{os.getuid()}", "-", "0", "device", "1.0 KiB"]
@@ -593,10 +501,7 @@ def test_who_pins_memory_whose_name_is_gone(socket, client, hold):
 
     (entry,) = read_json(socket, "show", "--unnamed")["unnamed"]
     assert (entry["name"], entry["generation"]) == ("weights", first)
-    assert entry["nbytes"] == 16 << 20
-    assert entry["holders"] == [{"pid": holder.pid, "uid": os.getuid(), "client": "holder",
-                                 "readonly": True, "hung_up": False, "sent": False, "reading": 0,
-                                 "writing": 0, "waiting": 0}]
+    assert [(h["pid"], h["client"], h["readonly"]) for h in entry["holders"]] == [(holder.pid, "holder", True)]
     assert read_json(socket, "show")["unnamed"] == [entry]
     line = caidctl("show", "--unnamed", socket=socket).stdout.splitlines()[1]
     assert line.split()[0] == str(holder.pid) and "holder" in line and "weights" in line
@@ -605,11 +510,6 @@ def test_who_pins_memory_whose_name_is_gone(socket, client, hold):
     holder.send_signal(signal.SIGKILL)
     holder.wait(60)
     wait_until(lambda: read_json(socket, "show", "--unnamed")["unnamed"] == [])
-    caidctl("flush", socket=socket)
-    device = read_json(socket, "info")["devices"][0]
-    assert device["allocated"] < 16 << 20 and device["pending"] == 0, "it was given back"
-    shown = read_json(socket, "show", "weights")
-    assert shown["generation"] == second, "the name has nothing to do with it"
 
 
 def test_a_time_to_live(socket, client):

@@ -13,42 +13,20 @@ TIMEOUT, ABANDONED = 19, 21
 SECOND = 1_000_000_000
 
 
-# ---- SIGKILL at each step ----
+# ---- SIGKILL; at other steps: tests/stress ----
 
 
 def writes(client):
     begin(client, 1, write=[open_(client, "x", "rw")])
 
 
-def writes_and_submits(client):
-    writes(client)
-    own_page(client).submit(1)
-
-
-def has_written(client):
-    """Its end is told, its work is under way."""
-    writes(client)
-    signal(client, 1, own_page(client), 1)
-    client.call("ping")
-
-
 def has_written_and_given_up(client):
-    """The last that a client does that closes."""
+    """Its end is told, its work is under way: the last that a client does that closes."""
     writes(client)
     page = own_page(client)
     signal(client, 1, page, 1)
     give_up(client, page)
     client.call("ping")
-
-
-def reads(client):
-    begin(client, 1, read=[open_(client, "x")])
-
-
-def waits(client):
-    """Behind the bracket that the test has open."""
-    ask(client, 1, write=[open_(client, "x", "rw")])
-    ask(client, 2, read=[open_(client, "x")])
 
 
 @pytest.fixture
@@ -71,27 +49,11 @@ def heals(daemon, bystanders, fds):
     wait_for(lambda: fd_count(daemon) == fds, "the fds")
 
 
-@pytest.mark.parametrize("step", [writes, writes_and_submits])
-def test_sigkill_in_the_midst_of_a_write(daemon, bystanders, step):
-    """Who waits for its end is told, and who comes later."""
-    (reader, lease), _ = bystanders
-    fds = fd_count(daemon)
-    process = in_child(daemon, step)
-    request = ask(reader, 1, read=[lease])
-    assert is_waiting(reader)
-    kill(process)
-    refused(ABANDONED, reader.response, request)
-    assert entry(reader)["abandoned"] is True
-    refused(ABANDONED, begin, reader, 1, read=[lease])
-    heals(daemon, bystanders, fds)
-
-
-@pytest.mark.parametrize("step", [has_written, has_written_and_given_up])
-def test_sigkill_after_the_end_of_a_write(daemon, bystanders, step):
+def test_sigkill_after_the_end_of_a_write(daemon, bystanders):
     """Who has begun finds the fence lost, who begins later is told."""
     (reader, lease), _ = bystanders
     fds = fd_count(daemon)
-    process = in_child(daemon, step)
+    process = in_child(daemon, has_written_and_given_up)
     reply = begin(reader, 1, read=[lease])
     ((number, slot, value),) = fences(reply)
     (page,) = pages(reader, reply)

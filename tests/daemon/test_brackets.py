@@ -2,12 +2,11 @@
 """Brackets over the wire: whose turn it is, and what to wait for. What becomes of the dead is in
 test_abandoned.py."""
 
-import time
 
 import pytest
 import raw
 from conftest import as_user, needs_root, public_daemon, refused
-from slots import ask, begin, create, end, entry, fences, give_up, open_, own_page, pages, signal
+from slots import ask, begin, create, fences, open_, own_page, pages, signal
 
 INVALID, PERMISSION, TIMEOUT = 4, 8, 19
 SECOND = 1_000_000_000
@@ -23,22 +22,6 @@ def two(daemon):
 
 
 # ---- fences ----
-
-
-def test_reader_waits_for_the_last_writer(two):
-    a, mine, b, its = two
-    page = own_page(a)
-    assert fences(begin(a, 1, write=[mine])) == []
-    signal(a, 1, page, 5, slot=3)
-    reply = begin(b, 1, read=[its])
-    assert fences(reply) == [(page.number, 3, 5)]
-    (seen,) = pages(b, reply)
-    assert (seen.number, seen.get(3)) == (page.number, (0, 5))
-    reply = begin(b, 2, read=[its])
-    assert (fences(reply), reply["pages"], b.fds) == ([(page.number, 3, 5)], [], [])
-    page.land(5, slot=3)
-    assert fences(begin(b, 3, read=[its])) == []
-    give_up(a, page)
 
 
 def test_fences_that_do_not_fit_are_asked_for(daemon):
@@ -68,19 +51,6 @@ def test_fences_that_do_not_fit_are_asked_for(daemon):
 
 
 # ---- turns ----
-
-
-@pytest.mark.parametrize("ms", [1, 200, 700])
-def test_timeout(two, ms):
-    a, mine, b, its = two
-    begin(a, 1, write=[mine])
-    start = time.monotonic()
-    text = str(refused(TIMEOUT, begin, b, 1, read=[its], timeout_ns=ms * 1_000_000))
-    assert ms / 1000 <= time.monotonic() - start < ms / 1000 + 10
-    assert '"x"' in text
-    assert entry(a).get("waiting", 0) == 0
-    end(a, 1)
-    begin(b, 1, read=[its], timeout_ns=20 * SECOND)  # the number is free again
 
 
 # ---- leases that end ----

@@ -267,31 +267,6 @@ def test_count_of_the_environment(start, count):
         assert (figures(c)["pending"], figures(c)["flushes"]) == (0, 1)
 
 
-def test_age(start):
-    """What waits is freed, and what is empty goes back, though nobody asks."""
-    d = start(config="[memory]\nmax_pending_age = 100ms\n")
-    with d.client() as c:
-        close(c, own(c, MIB))
-        wait_for(lambda: figures(c)["pending"] == 0, "the queue")
-        wait_for(lambda: figures(c)["used"] == 0, "the reserve")
-        assert figures(c)["releases"] == 1
-
-
-def test_flush(start):
-    d = start(config=NEVER)
-    with d.client() as c:
-        assert c.call("flush") == {"entries": 0, "blocks": 0, "bytes": 0}
-        leases = [own(c, 3 * MIB) for _ in range(5)] + [lease_of(create(c, 100)) for _ in range(20)]
-        close(c, *leases)
-        assert figures(c)["pending"] == 25
-        flushed = c.call("flush")
-        assert flushed["entries"] == 25
-        assert (flushed["blocks"], flushed["bytes"]) == (6, 5 * 4 * MIB + 2 * MIB)
-        info = figures(c)
-        assert (info["used"], info["blocks"], info["pending"], info["releases"]) == (0, 0, 0, 6)
-        assert c.call("flush") == {"entries": 0, "blocks": 0, "bytes": 0}
-
-
 # ---- out of memory ----
 
 

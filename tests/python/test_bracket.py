@@ -245,27 +245,6 @@ def test_nothing_is_left_of_many_brackets(client, shared):
 # --- the work of streams ---------------------------------------------------------------------
 
 
-def one_after_the_other(client, shared, out):
-    """A write on one client's stream, a read on the other's. Whether the first was done when the
-    second had been enqueued behind it."""
-    a, b = shared
-    with client.stream(non_blocking=True) as s, client.stream(non_blocking=True) as t:
-        with a.write(s) as v:
-            v.copy_from_host(filled(7), stream=s)
-        with b.read(t) as v:
-            was_done = s.query()
-            v.copy_to_host(out, stream=t)  # holds the host: the memory is not page-locked
-        t.synchronize()
-        s.synchronize()
-        return was_done
-
-
-def test_a_read_comes_after_the_write(client, shared, slow, memops):
-    out = bytearray(4000)
-    assert not one_after_the_other(client, shared, out), "no host waited"
-    assert out == filled(7)
-
-
 def test_copies_on_other_streams_come_before_the_end(client, other, shared, memops):
     a, b = shared
     gate = threading.Event()

@@ -52,26 +52,6 @@ def test_every_shared_kind_is_listed_and_opened_by_name(client, memory):
             assert b.__cuda_array_interface__["data"] == (b.ptr, True)
 
 
-@pytest.mark.parametrize("memory", SHARED)
-def test_another_process_opens_every_kind(client, child, memory):
-    with client.create("a", 1024, "|u1", memory=memory) as a:
-        a.copy_from_host(KIB)
-        c = child(
-            """
-            with caid.connect() as c, c.open("a", "rw") as a:
-                assert a.memory == sys.argv[1]
-                assert bytes(a.copy_to_host(bytearray(1024))) == bytes(range(256)) * 4
-                a[:4].copy_from_host(b"seen")
-                step("seen")
-            """,
-            memory,
-        )
-        c.expect("seen")
-        c.go()
-        assert c.finish() == (0, "")
-        assert bytes(a[:4].copy_to_host(bytearray(4))) == b"seen"
-
-
 def test_arrays_of_no_bytes(client):
     for memory in (*SHARED, "managed"):
         with make(client, memory, (0, 3)) as a:
@@ -286,19 +266,10 @@ def test_what_is_freed_waits_in_the_queue(client):
             a.close()
         wait_until(lambda: client.status().leases == 0)
         wait_until(lambda: client.memory_info().pending == before.pending + 3)
-        during = client.memory_info()
-        assert during.pending_bytes - before.pending_bytes == 3 * 1024
-        assert client.status().pending == 3
-        assert client.users()[0].pending == 3 and client.users()[0].deferred == 1
         assert client.flush() == (0, 0, 0)
-        assert client.memory_info().pending == 3
     flushed = client.flush()
     assert isinstance(flushed, caid.Flushed)
     assert (flushed.entries, flushed.blocks) == (3, 1) and flushed.bytes >= 1 << 21
-    after = client.memory_info()
-    assert (after.pending, after.pending_bytes, after.reserve, after.blocks) == (0, 0, 0, 0)
-    assert after.releases == before.releases + 1 and after.flushes > before.flushes
-    assert (after.quarantined, after.quarantined_bytes, client.status().release_errors) == (0, 0, 0)
 
 
 def test_a_use_without_begin_is_refused(client):
@@ -318,33 +289,6 @@ def test_devices_are_given_by_index_or_uuid(client):
 
 
 # --- who pins memory ------------------------------------------------------------------------
-
-
-def test_who_pins_memory_after_its_name_is_gone(client, child):
-    client.create("gone", 1000, "|u1", metadata={"kept": 1}).close()
-    c = child(
-        """
-        with caid.connect(name="holder") as c, c.open("gone") as a:
-            step("holding")
-        """
-    )
-    c.expect("holding")
-    client.unlink("gone")
-    (details,) = client.unnamed()
-    assert (details.entry.name, details.entry.nbytes) == ("gone", 1000)
-    (holder,) = details.holders
-    assert (holder.client, holder.pid, holder.readonly, holder.hung_up) == (
-        "holder",
-        c.pid,
-        True,
-        False,
-    )
-    with client.empty(10, "|u1"):
-        names = sorted(details.entry.name for details in client.unnamed(all=True))
-        assert names == ["", "gone"]
-    c.go()
-    assert c.finish() == (0, "")
-    wait_until(lambda: client.unnamed() == [])
 
 
 # --- metadata -------------------------------------------------------------------------------

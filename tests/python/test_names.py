@@ -2,11 +2,10 @@
 """Names: waited for, created by one of many, asked about, changed and removed, while others do the
 same."""
 
-import contextlib
 
 import numpy
 import pytest
-from conftest import Held, in_a_thread, in_threads
+from conftest import in_a_thread, in_threads
 
 import caid
 
@@ -202,30 +201,6 @@ def test_rename(client, other):
         assert [(e.name, e.shape) for e in client.list()] == [("taken", (4,))]
     with pytest.raises(caid.InvalidNameError):
         client.rename("taken", "")
-
-
-def test_of_many_renames_of_a_name_one_is_done(client, parties):
-    for _ in range(20):
-        client.create("w", 1).close()
-        done = []
-
-        def race(i, done=done):
-            with contextlib.suppress(caid.NotFoundError):
-                done.append(parties[i].rename("w", f"to/{i}"))
-
-        in_threads(N_PARTIES, race)
-        assert len(done) == 1 and client.unlink(prefix="to/") == 1 and client.list() == []
-
-
-def test_a_rename_waits_for_nothing_and_says_nothing_of_the_contents(client, soft):
-    with client.create("w", 4) as a, client.stream() as s:
-        with pytest.raises(ZeroDivisionError), a.write(s):
-            1 / 0  # noqa: B018
-        assert client.list()[0].abandoned
-        with Held(s):
-            client.rename("w", "bad")
-            assert not s.is_done
-        assert client.show("bad").entry.abandoned
 
 
 # --- unlink ---------------------------------------------------------------------------------

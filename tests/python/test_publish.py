@@ -19,22 +19,12 @@ def read(array):
     return value
 
 
-def test_publish_puts_an_array_under_a_name(client):
-    with filled(client, 1) as a:
-        assert (a.name, a.generation) == (None, 0)
-        first = a.publish("w", metadata={"step": 1})
-        assert (a.name, a.generation, a.metadata) == ("w", first, {"step": 1}) and first > 0
-        with client.open("w") as b:
-            assert (b.generation, b.metadata, read(b)) == (first, {"step": 1}, 1)
-    with client.open("w") as b:
-        assert read(b) == 1
-    assert "'w'" in repr(b)
-
-
 def test_publish_replaces_and_old_ones_live_while_held(client):
     generations = []
     with filled(client, 1) as a, filled(client, 2) as b:
-        generations.append(a.publish("w"))
+        assert (a.name, a.generation) == (None, 0)
+        generations.append(a.publish("w", metadata={"step": 1}))
+        assert (a.name, a.generation, a.metadata) == ("w", generations[0], {"step": 1})
         held = client.open("w")
         generations.append(b.publish("w"))
         assert generations[1] == generations[0] + 1
@@ -115,12 +105,3 @@ def test_a_companion_goes_with_its_array(client, other):
         with pytest.raises(caid.NotFoundError, match="no companion"):
             b.open_companion()
     client.unlink("pair")
-
-
-def test_a_name_that_has_to_be_free(client):
-    with client.empty(8, "u1") as a, client.empty(8, "u1") as b:
-        a.publish("free", replace=False)
-        with pytest.raises(caid.ExistsError):
-            b.publish("free", replace=False)
-        b.publish("free")
-    client.unlink("free")

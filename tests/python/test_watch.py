@@ -25,19 +25,6 @@ def publish(client, name="w"):
 # --- in a thread ----------------------------------------------------------------------------
 
 
-def test_the_first_news_is_what_is_there(client):
-    generation = publish(client)
-    with client.watch("w") as watch:
-        change = next(watch)
-        assert change == caid.Change("w", None, generation) == ("w", None, generation)
-        with pytest.raises(caid.TimedOutError, match="w|time"):
-            watch.get(timeout=0)
-        assert publish(client) == watch.get(PATIENCE_S).generation
-        client.unlink("w")
-        assert watch.get(PATIENCE_S).generation == 0
-        assert publish(client) == watch.get(PATIENCE_S).generation
-
-
 def test_a_name_that_is_not_there_yet(client):
     with client.watch("w") as watch:
         with pytest.raises(TimeoutError) as caught:
@@ -113,17 +100,6 @@ def test_closing_the_client_ends_its_watches(daemon, client):
         watch.get()
     with pytest.raises(caid.ClosedError):
         c.watch("w")
-
-
-def test_other_calls_go_on_beside_a_wait(client):
-    with client.watch("w") as watch:
-        thread, ended = in_thread(lambda: watch.get(PATIENCE_S))
-        for _ in range(50):
-            client.ping()
-            client.empty(4).close()
-        publish(client)
-        thread.join(PATIENCE_S)
-        assert ended[0].name == "w"
 
 
 def test_a_daemon_that_dies(child):

@@ -2,7 +2,7 @@
 /*
  * Runs one scenario, half of it twice, and looks at the daemon's ledger before, half-way and in the
  * end: it has to be the same, and the daemon's memory may not grow in the second half.
- *      usage: stress SCENARIO SOCKET PID [MODE]; PID of the daemon, which is this user's, MODE how
+ *      usage: stress SCENARIO SOCKET PID MODE; PID of the daemon, which is this user's, MODE how
  *      its streams wait
  *      environment: CAID_STRESS_KILLS, CAID_STRESS_CREATES: how much is done
  */
@@ -275,7 +275,7 @@ int
 main(int argc, char **argv)
 {
     setlinebuf(stdout);
-    for (size_t i = 0; (argc == 4 || argc == 5) && i < ARRAY_SIZE(scenarios); i++) {
+    for (size_t i = 0; argc == 5 && i < ARRAY_SIZE(scenarios); i++) {
         const struct scenario *scenario = scenarios[i];
         const char *amount = scenario->variable ? getenv(scenario->variable) : NULL;
         unsigned n = amount ? (unsigned)atoi(amount) : scenario->amount;
@@ -285,5 +285,5 @@ main(int argc, char **argv)
             errx(1, "%s is at least %u", scenario->variable, scenario->least);
         return run_all(scenario, stress_new(scenario, argv), n);
     }
-    errx(1, "usage: stress SCENARIO SOCKET PID [MODE]");
+    errx(1, "usage: stress SCENARIO SOCKET PID MODE");
 }

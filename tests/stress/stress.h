@@ -33,7 +33,7 @@ struct role {
 
 /* One run, in memory that all its processes share. */
 struct stress {
-    const char *mode; /* how streams wait, or NULL */
+    const char *mode; /* how streams wait */
     struct ledger_source source;
     struct ledgers ledgers;
     struct role roles[N_ROLES];
