@@ -13,7 +13,7 @@ import numpy
 
 import caid
 from caid._base import _typestr
-from caid._memory import _array
+from caid._memory import _array, _elements
 
 figures = []  # a function each: how often
 
@@ -47,7 +47,7 @@ class Shared:
         element, _ = _typestr.of_dtype(self.dtype)
         for first, end, root in Shared.roots:
             if first <= address < end:
-                layout = _array.Layout(root.ptr + address - first, tuple(self.shape), strides, element, readonly)
+                layout = _elements.Layout(root.ptr + address - first, tuple(self.shape), strides, element, readonly)
                 view = _array.make(root._memory.share(), layout, root=False)
                 return view if root.host_ptr else view.bind(self._stream())
         return caid.from_dlpack(self._plain())  # made of such an array, by its library

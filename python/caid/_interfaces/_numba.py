@@ -27,10 +27,10 @@ from .._base._errors import device as device_error, invalid
 from .._base._records import PointerInfo
 from .._handoff import _any_stream, _pending
 from .._handoff._stream import Stream
-from .._memory import _array, _cai
+from .._memory import _array, _cai, _elements
 from .._memory._array import Array
 from .._session import _default
-from .._session._client import ATTACH_HOST
+from .._session._making import ATTACH_HOST
 
 if TYPE_CHECKING:
     import numpy
@@ -414,7 +414,7 @@ def _map(stack, array, stream, client, device):
     start, pointer = _lock(stack, array, _MAPPED, client, device)
     element, _ = _typestr.of_dtype(array.dtype)
     address = array.__array_interface__["data"][0]
-    layout = _array.Layout(
+    layout = _elements.Layout(
         pointer + address - start if pointer else 0,
         array.shape,
         array.strides,

@@ -21,7 +21,7 @@ from .._base._errors import (
 )
 from .._base._lifetime import Closing, attribute, attributes
 from .._handoff import _pending
-from .._memory import _arena, _array, _bracket, _cai
+from .._memory import _arena, _array, _bracket, _cai, _elements
 from .._memory._array import Array
 from .._session import _default
 
@@ -486,7 +486,7 @@ class _Missing:
 def _missing(reference, error, sent):
     """The Array that a reference tells of, without its memory."""
     readonly = reference.mode == "r"
-    layout = _array.Layout(0, reference.shape, reference.strides, reference._element(), readonly)
+    layout = _elements.Layout(0, reference.shape, reference.strides, reference._element(), readonly)
     memory = _Missing(reference.pool, reference.name, reference.generation, error, sent)
     return _array.make(memory, layout, root=False)
 

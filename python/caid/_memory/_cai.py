@@ -13,7 +13,7 @@ from .._base._driver import driver_client
 from .._base._errors import closed, invalid, unsupported
 from .._base._lifetime import attribute
 from .._handoff import _any_stream, _pending
-from . import _array, _copy, _export
+from . import _array, _copy, _elements, _export
 
 if TYPE_CHECKING:
     from ._array import Array
@@ -196,7 +196,7 @@ def _take(desc, owner, client, sync, wait):
     if kept is not None and wait:
         client._stream_synchronize(_any_stream.handle(kept), max(device, 0))
     memory = ForeignMemory(client, device, owner)
-    layout = _array.Layout(ptr, shape, strides, element, readonly)
+    layout = _elements.Layout(ptr, shape, strides, element, readonly)
     return _array.make(memory, layout, root=False, stream=kept)
 
 

@@ -12,7 +12,7 @@ from .._base._errors import ClosedError, InvalidNameError, NotFoundError, invali
 from .._base._lifetime import Closing, NotCompared, OfProcess, attributes
 from .._base._records import Entry
 from .._handoff import _any_stream
-from . import _array, _copy
+from . import _array, _copy, _elements
 from ._array import Array
 
 
@@ -34,7 +34,7 @@ def _check(array):
     """As Array.publish() does, but that a view of all of an array is as good: a Set gives such."""
     if not array._root:
         array._check()
-        if array._memory.pool is not None and array._layout == _array._layout_of(array._memory):
+        if array._memory.pool is not None and array._layout == _elements.layout_of(array._memory):
             return
     array._check_publishable()
 
