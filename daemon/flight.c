@@ -54,7 +54,7 @@ flight_share_deinit(struct flight *f, struct flight_share *s)
 
 /* Gives the share back when the peer has received everything. */
 static void
-settle(struct flight *f, struct flight_share *s)
+flight_settle(struct flight *f, struct flight_share *s)
 {
     int unread;
 
@@ -67,7 +67,7 @@ flight_keep(struct flight *f, struct flight_share *s)
 {
     uint32_t n;
 
-    settle(f, s);
+    flight_settle(f, s);
     n = s->n;
     if (n == 0 || s->kept)
         return n > 0;
@@ -91,7 +91,7 @@ settle_some(struct flight *f, struct flight_user *user, uint64_t now_ms)
     s = user->next ? user->next : TAILQ_FIRST(&user->shares);
     for (int i = 0; i < SETTLE_MAX && s; i++) {
         user->next = TAILQ_NEXT(s, link);
-        settle(f, s);
+        flight_settle(f, s);
         s = user->next;
     }
 }
@@ -124,7 +124,7 @@ flight_culprit(struct flight *f, const struct flight_user *user, uint64_t age_ms
     struct flight_share *s;
 
     while ((s = TAILQ_FIRST(&user->shares)) && now_ms - s->since_ms >= age_ms) {
-        settle(f, s);
+        flight_settle(f, s);
         if (s->n > 0)
             return s;
     }
@@ -146,7 +146,7 @@ bool
 flight_admits(struct flight *f, struct flight_share *s, size_t n, uint64_t now_ms)
 {
     if (s->n + n > FLIGHT_SHARE_MAX)
-        settle(f, s);
+        flight_settle(f, s);
     if (s->n + n > FLIGHT_SHARE_MAX)
         return false;
     if (!has_room(f, s->user, n))

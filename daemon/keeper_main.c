@@ -96,7 +96,7 @@ serve(struct keeper *k, struct notify *notify, int signals)
 }
 
 static int
-run(const char *path)
+keeper_serve(const char *path)
 {
     _cleanup_(notify_deinit) struct notify notify = {.fd = -1};
     _cleanup_(listener_deinit) struct listener listener = {.fd = -1, .lock_fd = -1};
@@ -134,5 +134,5 @@ main(int argc, char *argv[])
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
     log_init("caid-keeper");
     inherited_prepare();
-    return run(path) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+    return keeper_serve(path) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

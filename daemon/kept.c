@@ -86,7 +86,7 @@ fill_packet(const struct kept *k, struct keep_packet *p, int fds[KEEP_NUMBERS_MA
 }
 
 static void
-settle(struct kept *k, const struct keep_packet *p)
+kept_settle(struct kept *k, const struct keep_packet *p)
 {
     uint8_t said = p->type == KEEP_KILL ? DUE_KILL : DUE_FD;
 
@@ -122,7 +122,7 @@ send_some(struct kept *k)
     fill_packet(k, &p, fds);
     r = keep_send(k->sock, &p, p.type == KEEP_PUT ? fds : NULL);
     if (r == 0)
-        settle(k, &p);
+        kept_settle(k, &p);
     if (r == 0 || keep_is_passing(r))
         return r;
     set_lost(k);
@@ -138,7 +138,7 @@ wake(struct kept *k)
 
 /* At once, where nothing waits before it: one packet. */
 static int
-tell(struct kept *k, uint32_t number, int fd, uint8_t due)
+kept_post(struct kept *k, uint32_t number, int fd, uint8_t due)
 {
     bool is_first = k->n_due == 0;
 
@@ -337,7 +337,7 @@ work(struct kept *k)
 }
 
 static void *
-run(void *userdata)
+kept_run(void *userdata)
 {
     while (work(userdata))
         ;
@@ -398,7 +398,7 @@ kept_start(struct kept *k)
 
     if (!k->slots)
         return 0;
-    r = thread_spawn(&k->thread, run, k);
+    r = thread_spawn(&k->thread, kept_run, k);
     k->is_started = r == 0;
     if (r < 0)
         log_error("cannot start a thread: %s", strerror(-r));
@@ -501,7 +501,7 @@ kept_set(struct kept *k, uint32_t number, int fd)
     if (!k->slots)
         return -ENOTCONN;
     pthread_mutex_lock(&k->lock);
-    r = tell(k, number, fd, DUE_FD);
+    r = kept_post(k, number, fd, DUE_FD);
     pthread_mutex_unlock(&k->lock);
     return r;
 }
@@ -516,7 +516,7 @@ kept_put(struct kept *k, int fd, uint32_t *ret_number)
         return -ENOTCONN;
     pthread_mutex_lock(&k->lock);
     number = take_number(k);
-    r = number == KEPT_NONE ? -ENFILE : tell(k, number, fd, DUE_FD);
+    r = number == KEPT_NONE ? -ENFILE : kept_post(k, number, fd, DUE_FD);
     pthread_mutex_unlock(&k->lock);
     if (r >= 0)
         *ret_number = number;
@@ -545,7 +545,7 @@ kept_kill_page(struct kept *k, uint32_t number)
         return;
     pthread_mutex_lock(&k->lock);
     if (number < k->end && k->slots[number].fd > 0)
-        tell(k, number, k->slots[number].fd, DUE_KILL);
+        kept_post(k, number, k->slots[number].fd, DUE_KILL);
     pthread_mutex_unlock(&k->lock);
 }
 
@@ -559,7 +559,7 @@ kept_drop(struct kept *k, uint32_t number)
     pthread_mutex_lock(&k->lock);
     if (k->slots[number].fd > 0) {
         fd = k->slots[number].fd;
-        tell(k, number, 0, DUE_FD);
+        kept_post(k, number, 0, DUE_FD);
     }
     pthread_mutex_unlock(&k->lock);
     return fd;

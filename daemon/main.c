@@ -158,7 +158,7 @@ detaches(const struct options *o)
 }
 
 static int
-run(const struct options *o, struct config *c)
+daemon_run(const struct options *o, struct config *c)
 {
     int ready_fd = -1, r;
 
@@ -196,5 +196,5 @@ main(int argc, char *argv[])
     inherited_prepare();
     if (options.supervise)
         return run_supervised(&options, &config, argv[0]);
-    return run(&options, &config) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+    return daemon_run(&options, &config) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

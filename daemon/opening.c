@@ -12,7 +12,7 @@
 
 /* On the thread. */
 static void
-tell(struct opening *o, bool over, int r, const char *reason)
+opening_report(struct opening *o, bool over, int r, const char *reason)
 {
     pthread_mutex_lock(&o->lock);
     o->over = over;
@@ -35,7 +35,7 @@ thread_main(void *arg)
 
         if (r < 0)
             log_error("driver \"%s\": %s", o->driver, reason);
-        tell(o, r == 0 || !o->retries, r, reason);
+        opening_report(o, r == 0 || !o->retries, r, reason);
         if (r == 0 || !o->retries)
             return NULL;
         clock_pause_ns(seconds * NSEC_PER_SEC);

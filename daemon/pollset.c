@@ -54,7 +54,7 @@ pollset_remove(struct pollset *set, struct poll_source *source)
 }
 
 static int
-tell(struct pollset *set, int timeout_ms)
+pollset_dispatch(struct pollset *set, int timeout_ms)
 {
     struct epoll_event events[N_EVENTS];
     int n = epoll_wait(set->fd, events, N_EVENTS, timeout_ms);
@@ -69,6 +69,7 @@ tell(struct pollset *set, int timeout_ms)
 void
 pollset_wait(struct pollset *set, int timeout_ms)
 {
-    for (int i = 0; i < N_TIMES && tell(set, i == 0 ? timeout_ms : 0) == N_EVENTS; i++)
+    for (int i = 0; i < N_TIMES && pollset_dispatch(set, i == 0 ? timeout_ms : 0) == N_EVENTS;
+         i++)
         ;
 }

@@ -26,8 +26,8 @@ on_turn(struct turn *turn)
 }
 
 static int
-make(struct conns *set, struct conn_owner *owner, uint64_t conn_id, int pidfd_consume,
-     struct process **ret)
+process_make(struct conns *set, struct conn_owner *owner, uint64_t conn_id, int pidfd_consume,
+             struct process **ret)
 {
     _cleanup_fd_ int pidfd = pidfd_consume;
     _cleanup_free_ struct process *p = calloc(1, sizeof(*p));
@@ -50,7 +50,7 @@ make(struct conns *set, struct conn_owner *owner, uint64_t conn_id, int pidfd_co
 int
 process_new(struct conn *c, int pidfd_consume, struct process **ret)
 {
-    int r = make(c->set, c->owner, c->id, pidfd_consume, ret);
+    int r = process_make(c->set, c->owner, c->id, pidfd_consume, ret);
 
     if (r == 0)
         (*ret)->c = c;
@@ -63,7 +63,7 @@ process_adopt(struct conns *set, uint64_t conn_id, uid_t uid, int pidfd_consume,
     _cleanup_fd_ int pidfd = pidfd_consume;
     struct conn_owner *owner = conns_join(set, uid);
     struct process *p;
-    int r = owner ? make(set, owner, conn_id, TAKE_FD(pidfd), &p) : -ENOMEM;
+    int r = owner ? process_make(set, owner, conn_id, TAKE_FD(pidfd), &p) : -ENOMEM;
 
     if (r < 0) {
         if (owner)

@@ -428,7 +428,7 @@ restart_take(struct restart *r, struct core *core, struct worker *worker, struct
 
 /* What the keeper has is not true any more. */
 static void
-give_up(struct restart *r, struct core *core)
+restart_give_up(struct restart *r, struct core *core)
 {
     log_error("the journal cannot grow: arrays do not outlive this daemon from here on");
     core_drop_journal(core);
@@ -458,7 +458,7 @@ hand_over(struct restart *r, struct core *core)
     struct journal_file *next = &r->files[!r->turn];
 
     if (!r->is_handed_over && kept_set(r->kept, JOURNAL, next->fd) < 0) {
-        give_up(r, core);
+        restart_give_up(r, core);
         return;
     }
     r->is_handed_over = true;
@@ -485,7 +485,7 @@ restart_look(struct restart *r, struct core *core)
     if (r->is_closed)
         end_closing(r);
     if (r->files[0].journal.full || r->files[1].journal.full)
-        give_up(r, core);
+        restart_give_up(r, core);
     else if (r->renews && core_journal_is_renewed(core))
         hand_over(r, core);
     else if (!r->restores && !r->renews && !r->closes &&

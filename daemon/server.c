@@ -229,14 +229,14 @@ arm_deadline(struct server *s)
                        0);
 }
 
-static void leave(struct server *s, int status);
+static void server_leave(struct server *s, int status);
 
 /* What is not back is the next one's. */
 static void
-give_up(struct server *s)
+server_give_up(struct server *s)
 {
     kept_stop(s->setup.kept);
-    leave(s, EXIT_FAILURE);
+    server_leave(s, EXIT_FAILURE);
 }
 
 /* While not all is back after a restart. */
@@ -268,7 +268,7 @@ run_core(struct server *s)
         carry_out(s, &a);
     s->carrying_out = false;
     if (restart_look(&s->restart, s->core) < 0)
-        give_up(s);
+        server_give_up(s);
     look_who_waits(s);
     arm_deadline(s);
     boot_timer_set(&s->expiry_timer, core_expiry_ns(s->core));
@@ -532,7 +532,7 @@ on_arrival(void *userdata, int sock_consume)
 static void
 on_listen_failed(void *userdata)
 {
-    leave(userdata, EXIT_FAILURE);
+    server_leave(userdata, EXIT_FAILURE);
 }
 
 static const struct arrivals_ops arrivals_ops = {.take_up = on_arrival,
@@ -542,7 +542,7 @@ static const struct arrivals_ops arrivals_ops = {.take_up = on_arrival,
 
 /* The driver's thread, if it is there, is left to the end of the process. */
 static void
-leave(struct server *s, int status)
+server_leave(struct server *s, int status)
 {
     listener_deinit(s->setup.listener);
     _exit(status);
@@ -555,7 +555,7 @@ on_stop_timer(uv_timer_t *timer)
 
     log_error("driver calls are still under way after %d s: left to the kernel",
               STOP_MS / 1000);
-    leave(s, EXIT_FAILURE);
+    server_leave(s, EXIT_FAILURE);
 }
 
 static void
@@ -565,7 +565,7 @@ stop(struct server *s, const char *why)
     s->presence = fd_close(s->presence); /* who is hung up on then does not start another */
     if (!s->core || !core_is_whole(s->core)) {
         kept_stop(s->setup.kept);
-        leave(s, s->r < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
+        server_leave(s, s->r < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
     }
     service_tell(&s->service, "STOPPING=1\nSTATUS=Stopping");
     arrivals_stop(&s->arrivals);
@@ -589,7 +589,7 @@ on_signal(uv_signal_t *handle, int signum)
     struct server *s = handle->data;
 
     if (s->stopping)
-        leave(s, EXIT_FAILURE);
+        server_leave(s, EXIT_FAILURE);
     stop(s, strsignal(signum));
 }
 
@@ -826,7 +826,7 @@ on_opening(void *userdata)
         snprintf(status, sizeof(status), "STATUS=Not serving yet: %.100s", reason);
         service_tell(&s->service, status);
         if (arrivals_listen(&s->arrivals) < 0)
-            leave(s, EXIT_FAILURE);
+            server_leave(s, EXIT_FAILURE);
         return;
     }
     if (r == 0)
@@ -840,7 +840,7 @@ on_opening(void *userdata)
 /* Clients first, newcomers after them; then libuv, where it has something: its fd is one of the
  * events, and its timeout says what is due. */
 static void
-run(struct server *s)
+server_loop(struct server *s)
 {
     uv_run(&s->loop, UV_RUN_NOWAIT); /* it takes up its fds */
     while (!s->over) {
@@ -878,7 +878,7 @@ server_run(struct server *s)
     if (s->r < 0)
         return s->r;
     arrivals_listen_after(&s->arrivals, GRACE_MS);
-    run(s);
+    server_loop(s);
     return s->r;
 }
 

@@ -29,7 +29,7 @@ struct shared_page {
 RB_GENERATE_STATIC_BY(shared_page_tree, shared_page, node, id)
 
 static struct shared_page *
-find(struct shared_pages *pages, uint64_t id)
+shared_page_find(struct shared_pages *pages, uint64_t id)
 {
     struct shared_page key = {.id = id}, *p = RB_FIND(shared_page_tree, &pages->tree, &key);
 
@@ -107,7 +107,7 @@ map(struct shared_page *p)
 
 /* former: -1, or an earlier daemon's page, for reading, which is the page's when all went well. */
 static int
-make(uint64_t id, int former, struct shared_page **ret)
+shared_page_make(uint64_t id, int former, struct shared_page **ret)
 {
     _cleanup_(destroyp) struct shared_page *p = calloc(1, sizeof(*p));
     int r;
@@ -130,7 +130,7 @@ make(uint64_t id, int former, struct shared_page **ret)
 }
 
 static void
-add(struct shared_pages *pages, struct shared_page *p, struct core_page_result *ret)
+shared_page_add(struct shared_pages *pages, struct shared_page *p, struct core_page_result *ret)
 {
     RB_INSERT(shared_page_tree, &pages->tree, p);
     pages->n++;
@@ -145,14 +145,14 @@ int
 shared_page_new(struct shared_pages *pages, uint64_t id, struct core_page_result *ret)
 {
     struct shared_page *p = NULL;
-    int r = pages->n < pages->max ? make(id, -1, &p) : -EMFILE;
+    int r = pages->n < pages->max ? shared_page_make(id, -1, &p) : -EMFILE;
 
     *ret = (struct core_page_result){.error = r, .write = -1, .read = -1};
     if (r < 0)
         return r;
     if (kept_put_page(pages->kept, p->read, p->write, &p->kept) < 0)
         p->kept = 0;
-    add(pages, p, ret);
+    shared_page_add(pages, p, ret);
     return 0;
 }
 
@@ -163,12 +163,12 @@ shared_page_adopt(struct shared_pages *pages, uint64_t id, uint32_t kept,
     int fd = kept_found(pages->kept, kept), r;
     struct shared_page *p = NULL;
 
-    r = fd >= 0 ? make(id, fd, &p) : -ENOENT;
+    r = fd >= 0 ? shared_page_make(id, fd, &p) : -ENOENT;
     if (r < 0)
         return r;
     kept_claim(pages->kept, kept);
     p->kept = kept;
-    add(pages, p, ret);
+    shared_page_add(pages, p, ret);
     return 0;
 }
 
@@ -177,7 +177,7 @@ shared_page_adopt(struct shared_pages *pages, uint64_t id, uint32_t kept,
 bool
 shared_page_seal(struct shared_pages *pages, uint64_t id)
 {
-    struct shared_page *p = find(pages, id);
+    struct shared_page *p = shared_page_find(pages, id);
     bool sealed;
 
     fcntl(p->write, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
@@ -233,7 +233,7 @@ shared_pages_init(struct shared_pages *pages, struct kept *kept, uint64_t max_fd
 void
 shared_page_kill(struct shared_pages *pages, uint64_t id)
 {
-    const struct shared_page *p = find(pages, id);
+    const struct shared_page *p = shared_page_find(pages, id);
 
     if (p->is_former)
         kept_kill_page(pages->kept, p->kept);
@@ -244,7 +244,7 @@ shared_page_kill(struct shared_pages *pages, uint64_t id)
 void
 shared_page_free(struct shared_pages *pages, uint64_t id)
 {
-    struct shared_page *p = find(pages, id);
+    struct shared_page *p = shared_page_find(pages, id);
 
     if (p->kept)
         kept_drop(pages->kept, p->kept);

@@ -32,7 +32,7 @@ earn(struct spin *spin, uint64_t ns)
 
 /* The time since the last call is added up. */
 static void
-settle(struct spin *spin, uint64_t now)
+spin_settle(struct spin *spin, uint64_t now)
 {
     uint64_t passed = now - spin->settled_ns, spent = min_u64(passed, spin->budget_ns);
 
@@ -71,7 +71,7 @@ on_idle(uv_idle_t *idle)
         sched_yield();
         return;
     }
-    settle(spin, now);
+    spin_settle(spin, now);
     stop(spin);
 }
 
@@ -85,7 +85,7 @@ spin_look(struct spin *spin, const struct core *core)
     if (spin->limit_ns == 0 || (turns.n_waiting == 0 && !is_looking(spin)))
         return;
     now = clock_now_ns();
-    settle(spin, now);
+    spin_settle(spin, now);
     if (turns.last_ns != spin->last_ns && turns.last_ns <= spin->limit_ns) {
         earn(spin, spin->unpaid_ns);
         spin->unpaid_ns = 0;

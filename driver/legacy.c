@@ -44,7 +44,7 @@ legacy_context_release(const struct drv *drv, CUdevice device, struct drv_error 
 }
 
 static void
-leave(const struct drv *drv)
+legacy_leave(const struct drv *drv)
 {
     CUcontext context;
 
@@ -65,7 +65,7 @@ legacy_alloc_create(const struct drv *drv, CUcontext context, size_t size,
         *ret = (struct legacy_alloc){.ptr = ptr, .size = size};
     else if (ptr) /* done, and an earlier failure reported */
         drv->cu.cuMemFree(ptr);
-    leave(drv);
+    legacy_leave(drv);
     return r;
 }
 
@@ -81,7 +81,7 @@ legacy_alloc_export(const struct drv *drv, CUcontext context, const struct legac
     r = DRV_CALL(drv, err, cuIpcGetMemHandle, &handle, alloc->ptr);
     if (r == 0)
         *ret = handle;
-    leave(drv);
+    legacy_leave(drv);
     return r;
 }
 
@@ -96,6 +96,6 @@ legacy_alloc_release(const struct drv *drv, CUcontext context, struct legacy_all
     if (r < 0)
         return r;
     r = DRV_CALL(drv, err, cuMemFree, ptr);
-    leave(drv);
+    legacy_leave(drv);
     return r;
 }

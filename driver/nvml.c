@@ -41,7 +41,7 @@ struct nvml {
 
 /* Writes the address of a function into the function pointer at ret; false: it is missing. */
 static bool
-find(void *library, const char *name, void *ret)
+nvml_symbol(void *library, const char *name, void *ret)
 {
     void *address = dlsym(library, name);
     if (!address)
@@ -60,13 +60,13 @@ nvml_open(struct nvml **ret, const char *library)
     _cleanup_free_ struct nvml *nvml = calloc(1, sizeof(*nvml));
     if (!nvml)
         return -ENOMEM;
-    if (!find(handle, "nvmlInit_v2", &nvml->init) ||
-        !find(handle, "nvmlDeviceGetHandleByUUID", &nvml->device_by_uuid) ||
-        !find(handle, "nvmlDeviceGetMemoryInfo", &nvml->device_memory) ||
-        !find(handle, "nvmlErrorString", &nvml->error_string))
+    if (!nvml_symbol(handle, "nvmlInit_v2", &nvml->init) ||
+        !nvml_symbol(handle, "nvmlDeviceGetHandleByUUID", &nvml->device_by_uuid) ||
+        !nvml_symbol(handle, "nvmlDeviceGetMemoryInfo", &nvml->device_memory) ||
+        !nvml_symbol(handle, "nvmlErrorString", &nvml->error_string))
         return -ENOSYS;
-    find(handle, "nvmlShutdown", &nvml->shutdown);
-    find(handle, "nvmlDeviceGetPersistenceMode", &nvml->device_persistence);
+    nvml_symbol(handle, "nvmlShutdown", &nvml->shutdown);
+    nvml_symbol(handle, "nvmlDeviceGetPersistenceMode", &nvml->device_persistence);
     pthread_mutex_init(&nvml->lock, NULL);
     *ret = TAKE_PTR(nvml);
     return 0;

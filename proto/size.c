@@ -14,7 +14,7 @@ struct size {
 
 /* An object of n bytes. */
 static void
-add(struct size *size, size_t n)
+size_add_object(struct size *size, size_t n)
 {
     size->bytes += n;
     size->items++;
@@ -71,11 +71,11 @@ static void
 add_value(struct size *size, const struct field *f, enum field_type type, const void *value)
 {
     switch (type) {
-    case FIELD_BOOL: add(size, 1); break;
-    case FIELD_U64: add(size, u64_bytes(*(const uint64_t *)value)); break;
-    case FIELD_I64: add(size, i64_bytes(*(const int64_t *)value)); break;
+    case FIELD_BOOL: size_add_object(size, 1); break;
+    case FIELD_U64: size_add_object(size, u64_bytes(*(const uint64_t *)value)); break;
+    case FIELD_I64: size_add_object(size, i64_bytes(*(const int64_t *)value)); break;
     case FIELD_RECORD: add_record(size, f->of, value); break;
-    default: add(size, str_bytes(((const struct msg_str *)value)->n)); break;
+    default: size_add_object(size, str_bytes(((const struct msg_str *)value)->n)); break;
     }
 }
 
@@ -86,7 +86,7 @@ add_list(struct size *size, const struct field *f, const void *record)
     uint32_t n;
     const char *element = field_list(f, record, &n);
 
-    add(size, head_bytes(n));
+    size_add_object(size, head_bytes(n));
     for (uint32_t i = 0; i < n; i++, element += step)
         add_value(size, f, field_element(f), element);
 }
@@ -94,7 +94,7 @@ add_list(struct size *size, const struct field *f, const void *record)
 static void
 add_field(struct size *size, const struct field *f, const void *record)
 {
-    add(size, str_bytes(f->n_key));
+    size_add_object(size, str_bytes(f->n_key));
     if (field_is_list(f))
         add_list(size, f, record);
     else
@@ -113,7 +113,7 @@ add_record(struct size *size, const struct record *record, const void *value)
         add_field(size, f, value);
         n++;
     }
-    add(size, head_bytes(n));
+    size_add_object(size, head_bytes(n));
 }
 
 static size_t

@@ -686,7 +686,7 @@ tidy_arena(struct caid_arena *arena)
 
 /* The arena that it is in stays in the list. */
 static void
-tidy(struct caid_client *client, bool all UNUSED)
+arenas_tidy(struct caid_client *client, bool all UNUSED)
 {
     struct arena_list *list = client->arenas;
     struct caid_arena *arena;
@@ -705,4 +705,4 @@ tidy(struct caid_client *client, bool all UNUSED)
     }
 }
 
-const struct feature arena_feature = {.due = due, .tidy = tidy};
+const struct feature arena_feature = {.due = due, .tidy = arenas_tidy};

@@ -200,7 +200,7 @@ arena_block_empty(struct arena_block *block)
 }
 
 static void
-leave(struct arena_block *block)
+arena_block_leave(struct arena_block *block)
 {
     struct caid_arena *arena = block->arena;
 
@@ -221,7 +221,7 @@ arena_give_back(struct caid_arena *arena)
 
     dealloc_begin(&arena->empty);
     while ((entry = dealloc_next(&arena->empty))) {
-        leave(container_of(entry, struct arena_block, emptied));
+        arena_block_leave(container_of(entry, struct arena_block, emptied));
         dealloc_done(&arena->empty, entry->bytes, 0);
     }
 }

@@ -77,9 +77,9 @@ pin(struct caid_arena *arena, uint64_t ptr, const struct caid_part_options *opti
 
 /* Of the allocation, which is pinned, for good where nobody knows whether there is a part. */
 static int
-publish(struct allocation *allocation, uint64_t ptr, const char *name,
-        const struct caid_part_options *options, uint64_t *ret_generation,
-        struct caid_error *error)
+allocation_publish(struct allocation *allocation, uint64_t ptr, const char *name,
+                   const struct caid_part_options *options, uint64_t *ret_generation,
+                   struct caid_error *error)
 {
     const struct part_hook hook = {.released = released, .userdata = allocation};
     const struct arena_block *block = allocation->block;
@@ -108,7 +108,7 @@ caid_arena_publish(struct caid_arena *arena, uint64_t ptr, const char *name,
     arena_lock(arena);
     r = pin(arena, ptr, &opts, &allocation, error);
     arena_unlock(arena);
-    return r < 0 ? r : publish(allocation, ptr, name, &opts, ret_generation, error);
+    return r < 0 ? r : allocation_publish(allocation, ptr, name, &opts, ret_generation, error);
 }
 
 void

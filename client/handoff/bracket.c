@@ -218,7 +218,7 @@ claim_open(const struct caid_bracket *bracket, struct claims *claims)
 /* Ends that are yet to be sent are of brackets that are open there. What they have written is told
  * at once: where the lease was closed meanwhile, the bracket is without that array. */
 static void
-claim(struct caid_client *client, struct claims *claims)
+brackets_claim(struct caid_client *client, struct claims *claims)
 {
     static const struct msg_end_params undone = {.undone = true};
     const struct bracket_table *table = client->brackets;
@@ -277,7 +277,7 @@ cancel(struct caid_bracket *bracket)
 /* What is asked for is given up: cancelled, or given back. Under the client's lock, which it drops
  * meanwhile. */
 static void
-give_up(struct caid_bracket *bracket)
+bracket_give_up(struct caid_bracket *bracket)
 {
     bracket->given_up = true;
     if (bracket->begin.state != CALL_IDLE) {
@@ -589,7 +589,7 @@ find_lane(struct caid_bracket *bracket, const struct caid_bracket_options *optio
 }
 
 static int
-ask(struct caid_bracket *bracket, struct caid_error *error)
+bracket_ask(struct caid_bracket *bracket, struct caid_error *error)
 {
     struct caid_client *client = bracket->client;
 
@@ -628,7 +628,7 @@ caid_bracket_start(struct caid_client *client, struct caid_bracket **ret,
         return fail_errno(error, ENOMEM, "no memory for a bracket");
     r = find_lane(bracket, &opts, error);
     if (r == 0)
-        r = ask(bracket, error);
+        r = bracket_ask(bracket, error);
     if (r < 0)
         caid_bracket_free(bracket);
     else
@@ -947,7 +947,7 @@ abandon_bracket(struct caid_bracket *bracket)
 {
     if (bracket->state == BRACKET_OPEN)
         end(bracket, true, NULL);
-    give_up(bracket);
+    bracket_give_up(bracket);
 }
 
 void
@@ -998,7 +998,7 @@ bracket_close(struct caid_client *client)
 const struct feature bracket_feature = {
     .has_unsent = has_unsent,
     .flush = flush,
-    .claim = claim,
+    .claim = brackets_claim,
     .lost = lost,
 };
 

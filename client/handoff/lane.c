@@ -68,7 +68,7 @@ is_over(struct lane *lane, const struct fence *fence)
 
 /* Lets go of what it does not wait for any more. Under its lock. */
 static void
-settle(struct lane *lane)
+lane_settle(struct lane *lane)
 {
     for (size_t i = 0; i < lane->n_waits;) {
         if (!is_over(lane, &lane->waits[i])) {
@@ -150,7 +150,7 @@ knows_nothing(struct lane *lane)
 {
     if (atomic_load_explicit(&lane->refs, memory_order_acquire) > 0)
         return false;
-    settle(lane); /* nobody can find it, to lock it, without lanes.lock */
+    lane_settle(lane); /* nobody can find it, to lock it, without lanes.lock */
     return lane->n_waits == 0 && (!lane->lost || lane->destroyed);
 }
 
@@ -183,7 +183,7 @@ lanes_are_waiting(struct caid_client *client)
             waiting = true; /* or about to */
             continue;
         }
-        settle(lane);
+        lane_settle(lane);
         waiting |= lane->n_waits > 0;
         pthread_mutex_unlock(&lane->lock);
     }
@@ -203,14 +203,14 @@ free_all(struct lane_table *table)
 }
 
 static void
-deinit(struct caid_client *client)
+lanes_deinit(struct caid_client *client)
 {
     client->keeps |= lanes_are_waiting(client);
     free_all(client->lanes);
 }
 
 static void
-abandon(struct caid_client *client)
+lanes_abandon(struct caid_client *client)
 {
     struct lane_table *table = client->lanes;
 
@@ -222,7 +222,7 @@ abandon(struct caid_client *client)
 
 /* Before the pages are looked at, so that those can go that nobody waits for any more. */
 static void
-tidy(struct caid_client *client, bool all UNUSED)
+lanes_tidy(struct caid_client *client, bool all UNUSED)
 {
     if (page_due(client) > clock_now_ns())
         return;
@@ -231,7 +231,9 @@ tidy(struct caid_client *client, bool all UNUSED)
     pthread_mutex_lock(&client->lock);
 }
 
-const struct feature lane_feature = {.tidy = tidy, .deinit = deinit, .abandon = abandon};
+const struct feature lane_feature = {.tidy = lanes_tidy,
+                                     .deinit = lanes_deinit,
+                                     .abandon = lanes_abandon};
 
 /* One that waits for the daemon, to be given a page, signals nothing any more when it has it. */
 static void
@@ -635,7 +637,7 @@ enqueue_fences(struct caid_client *client, struct lane *lane, struct fence *fenc
     pthread_mutex_lock(&lane->lock);
     int r = lane_enter(client, lane, &stream, error);
     if (r == 0) {
-        settle(lane);
+        lane_settle(lane);
         for (size_t i = 0; r == 0 && i < n; i++)
             r = enqueue_fence(client, lane, &stream, &fences[i], error);
         stream_leave(&stream);
@@ -684,7 +686,7 @@ int
 lane_check(struct lane *lane, struct caid_error *error)
 {
     pthread_mutex_lock(&lane->lock);
-    settle(lane);
+    lane_settle(lane);
     bool lost = lane->lost;
     lane->lost = false;
     pthread_mutex_unlock(&lane->lock);

@@ -586,7 +586,7 @@ page_due(const struct caid_client *client)
 }
 
 static void
-tidy(struct caid_client *client, bool all UNUSED)
+pages_tidy(struct caid_client *client, bool all UNUSED)
 {
     struct page_table *table = client->pages;
 
@@ -630,7 +630,7 @@ is_busy(const struct page_table *table)
 }
 
 static void
-deinit(struct caid_client *client)
+pages_deinit(struct caid_client *client)
 {
     struct page *page;
 
@@ -643,7 +643,7 @@ deinit(struct caid_client *client)
 
 /* The mappings are not there. */
 static void
-abandon(struct caid_client *client)
+pages_abandon(struct caid_client *client)
 {
     struct page *page;
 
@@ -654,7 +654,7 @@ abandon(struct caid_client *client)
 }
 
 static void
-claim(struct caid_client *client, struct claims *claims)
+pages_claim(struct caid_client *client, struct claims *claims)
 {
     const struct page *page;
 
@@ -664,12 +664,12 @@ claim(struct caid_client *client, struct claims *claims)
 }
 
 const struct feature page_feature = {
-    .claim = claim,
+    .claim = pages_claim,
     .has_unsent = has_unsent,
     .flush = flush,
     .due = page_due,
-    .tidy = tidy,
+    .tidy = pages_tidy,
     .context_died = context_died,
-    .deinit = deinit,
-    .abandon = abandon,
+    .deinit = pages_deinit,
+    .abandon = pages_abandon,
 };

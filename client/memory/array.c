@@ -246,7 +246,7 @@ reap(struct caid_client *client, struct reaped_queue *closed)
 }
 
 static void
-claim(struct caid_client *client, struct claims *claims)
+arrays_claim(struct caid_client *client, struct claims *claims)
 {
     const struct caid_array *array;
 
@@ -272,7 +272,9 @@ lost_lease(struct caid_client *client, uint64_t lease)
     LIST_REMOVE(array, of_leases);
 }
 
-const struct feature array_feature = {.reap = reap, .claim = claim, .lost_lease = lost_lease};
+const struct feature array_feature = {.reap = reap,
+                                      .claim = arrays_claim,
+                                      .lost_lease = lost_lease};
 
 /* Where the client has no thread, this one waits. */
 static void

@@ -479,7 +479,7 @@ make_barrier(struct caid_client *client)
 }
 
 static void
-tidy(struct caid_client *client, bool all)
+blocks_tidy(struct caid_client *client, bool all)
 {
     struct block_table *table = client->blocks;
     uint64_t now = clock_now_ns();
@@ -522,7 +522,7 @@ block_drain(struct caid_client *client, struct caid_error *error)
 
 /* Frees every block's host memory and fd, and leaves the GPU's alone. */
 static void
-abandon(struct caid_client *client)
+blocks_abandon(struct caid_client *client)
 {
     struct block_table *table = client->blocks;
     struct block *block, *next;
@@ -536,14 +536,14 @@ abandon(struct caid_client *client)
 
 /* What is kept stays mapped; else all blocks have been freed by now. */
 static void
-deinit(struct caid_client *client)
+blocks_deinit(struct caid_client *client)
 {
     if (client->keeps)
-        abandon(client);
+        blocks_abandon(client);
 }
 
 static void
-claim(struct caid_client *client, struct claims *claims)
+blocks_claim(struct caid_client *client, struct claims *claims)
 {
     struct block *block;
 
@@ -552,10 +552,10 @@ claim(struct caid_client *client, struct claims *claims)
 }
 
 const struct feature block_feature = {
-    .claim = claim,
+    .claim = blocks_claim,
     .due = due,
-    .tidy = tidy,
+    .tidy = blocks_tidy,
     .tidy_here = tidy_here,
-    .deinit = deinit,
-    .abandon = abandon,
+    .deinit = blocks_deinit,
+    .abandon = blocks_abandon,
 };

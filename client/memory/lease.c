@@ -115,7 +115,7 @@ lost(struct caid_client *client)
 
 /* What was closed before is not claimed. */
 static void
-claim(struct caid_client *client, struct claims *claims UNUSED)
+leases_claim(struct caid_client *client, struct claims *claims UNUSED)
 {
     lost(client);
 }
@@ -134,7 +134,7 @@ lost_lease(struct caid_client *client, uint64_t lease)
 }
 
 static void
-deinit(struct caid_client *client)
+leases_deinit(struct caid_client *client)
 {
     free(client->leases->closing);
     free(client->leases->forget);
@@ -143,9 +143,9 @@ deinit(struct caid_client *client)
 const struct feature lease_feature = {
     .has_unsent = has_unsent,
     .flush = flush,
-    .claim = claim,
+    .claim = leases_claim,
     .lost_lease = lost_lease,
     .lost = lost,
-    .deinit = deinit,
-    .abandon = deinit,
+    .deinit = leases_deinit,
+    .abandon = leases_deinit,
 };

@@ -63,7 +63,7 @@ find_part(struct part_table *table, uint64_t id)
 /* Puts it in under the id that the daemon gave it, and has the request sent by the next
  * call_flush(). */
 static void
-add(struct caid_client *client, struct part *part, uint64_t id)
+part_add(struct caid_client *client, struct part *part, uint64_t id)
 {
     struct part_table *table = client->parts;
 
@@ -108,7 +108,7 @@ name_all(struct part_table *table, struct msg_u64s ids)
 }
 
 static void
-tell(struct caid_client *client, struct part *part)
+part_report(struct caid_client *client, struct part *part)
 {
     struct part_table *table = client->parts;
 
@@ -138,7 +138,7 @@ take_parts(struct caid_client *client, struct call *call UNUSED, const void *rep
     if (!name_all(table, result->parts))
         return -EPROTO;
     for (uint32_t i = 0; i < result->parts.n; i++)
-        tell(client, find_part(table, result->parts.v[i]));
+        part_report(client, find_part(table, result->parts.v[i]));
     if (has_news(client))
         client_raise_fd(client);
     return 0;
@@ -376,7 +376,7 @@ free_list(struct part_list *list)
 
 /* Frees what is left, and calls nobody. */
 static void
-abandon(struct caid_client *client)
+parts_abandon(struct caid_client *client)
 {
     struct part_table *table = client->parts;
     struct part *part;
@@ -391,7 +391,7 @@ abandon(struct caid_client *client)
 }
 
 static void
-claim(struct caid_client *client, struct claims *claims)
+parts_claim(struct caid_client *client, struct claims *claims)
 {
     struct part *part;
 
@@ -400,10 +400,10 @@ claim(struct caid_client *client, struct claims *claims)
 }
 
 const struct feature part_feature = {
-    .claim = claim,
+    .claim = parts_claim,
     .has_news = has_news,
     .deliver = deliver,
-    .abandon = abandon,
+    .abandon = parts_abandon,
 };
 
 /* ---- publishing ---- */
@@ -427,7 +427,7 @@ take_publish_part(struct caid_client *client, struct call *call, const void *rep
         return -EPROTO; /* there is or was one of that id, or a higher one */
     if (call->left && part->hook.released)
         RB_REMOVE(part_hooks, &client->parts->hooked, part);
-    add(client, part, result->part);
+    part_add(client, part, result->part);
     publishing->part = NULL;
     publishing->generation = result->generation;
     return 0;
@@ -455,7 +455,7 @@ publish_over(struct caid_client *client, struct call *call)
  * nobody can reach it, or there is none. Until then it can be forgotten, and has a number that no
  * part gets. */
 static void
-leave(struct caid_client *client, struct publishing *publishing)
+publishing_leave(struct caid_client *client, struct publishing *publishing)
 {
     struct part *part = publishing->part;
 
@@ -530,8 +530,8 @@ publishing_free(struct publishing *publishing)
 
 /* Takes it. Entered. */
 static int
-publish(struct caid_client *client, struct publishing *publishing, uint64_t *ret_generation,
-        bool *ret_unknown, struct caid_error *error)
+part_publish_run(struct caid_client *client, struct publishing *publishing,
+                 uint64_t *ret_generation, bool *ret_unknown, struct caid_error *error)
 {
     struct call *call = &publishing->call;
 
@@ -545,7 +545,7 @@ publish(struct caid_client *client, struct publishing *publishing, uint64_t *ret
         fail(error, CAID_ERR_UNKNOWN_METHOD,
              "%s: the daemon is too old to publish a part of an array", client->socket);
     if (call->left)
-        leave(client, publishing);
+        publishing_leave(client, publishing);
     else
         publishing_free(publishing);
     return r;
@@ -605,7 +605,7 @@ part_publish(struct caid_array *array, uint64_t offset, const char *name,
         publishing_free(publishing);
         return r;
     }
-    r = publish(client, publishing, ret_generation, ret_unknown, error);
+    r = part_publish_run(client, publishing, ret_generation, ret_unknown, error);
     client_leave(client);
     if (r == 0 && options->ret_ticket)
         memcpy(options->ret_ticket, ticket, CAID_TICKET_SIZE);

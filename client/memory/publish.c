@@ -83,8 +83,8 @@ text_new(struct msg_str name, struct msg_str metadata)
 }
 
 static int
-publish(struct caid_array *array, const struct msg_publish_params *params,
-        uint64_t *ret_generation, struct caid_error *error)
+array_publish_run(struct caid_array *array, const struct msg_publish_params *params,
+                  uint64_t *ret_generation, struct caid_error *error)
 {
     _cleanup_free_ struct array_text *text = text_new(params->name, params->metadata);
     struct publishing *publishing = call_new(sizeof(*publishing), MSG_PUBLISH, params);
@@ -126,7 +126,7 @@ caid_array_publish(struct caid_array *array, const char *name,
         .new = (opts.flags & CAID_PUBLISH_NEW) != 0,
         .ttl_ns = opts.ttl_ns,
     };
-    return publish(array, &params, ret_generation, error);
+    return array_publish_run(array, &params, ret_generation, error);
 }
 
 int

@@ -77,7 +77,7 @@ take_news(struct caid_client *client UNUSED, struct call *call, const void *repl
 }
 
 static void
-tell(struct caid_watch *watch)
+watch_signal(struct caid_watch *watch)
 {
     wake_all(&watch->request.wake);
     if (watch->fn)
@@ -95,14 +95,14 @@ request_over(struct caid_client *client UNUSED, struct call *request)
             watch->failed = request->error;
         else
             watch->has_news = true;
-        tell(watch);
+        watch_signal(watch);
     }
     watch_unref(watch);
 }
 
 /* The next call_flush() sends it. */
 static void
-ask(struct caid_watch *watch)
+watch_ask(struct caid_watch *watch)
 {
     if (call_queue(watch->client, &watch->request))
         watch->refs++;
@@ -133,7 +133,7 @@ consume(struct caid_watch *watch, struct caid_change *ret)
     watch->has_news = false;
     set_news(watch, false);
     watch->params.seen = watch->generation;
-    ask(watch);
+    watch_ask(watch);
     call_flush(watch->client);
 }
 
@@ -151,7 +151,7 @@ call_back(struct caid_watch *watch)
     pthread_mutex_lock(&client->lock);
     watch->calling_back = false;
     if (!watch->closed && (watch->has_news || watch->failed.code != 0))
-        tell(watch); /* another thread may have passed over it meanwhile */
+        watch_signal(watch); /* another thread may have passed over it meanwhile */
     watch_unref(watch);
 }
 
@@ -242,7 +242,7 @@ watch_begin(struct caid_watch *watch, struct caid_error *error)
 
     if (!ping)
         return fail_errno(error, ENOMEM, "no memory for a request");
-    ask(watch);
+    watch_ask(watch);
     int r = call_run(watch->client, ping, error);
     call_free(ping);
     if (r == 0 && watch->failed.code != 0)
@@ -258,7 +258,7 @@ set_callback(struct caid_watch *watch,
     watch->fn = fn;
     watch->userdata = userdata;
     if (watch->has_news || watch->failed.code != 0)
-        tell(watch);
+        watch_signal(watch);
 }
 
 int

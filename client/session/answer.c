@@ -84,8 +84,8 @@ make_dims(const struct msg_i64s *from, void *ret)
     return from->n <= PROTO_NDIM_MAX ? 0 : -EPROTO;
 }
 
-static int make(const struct maker *maker, const struct answer *answer, const void *from,
-                void *ret);
+static int answer_make(const struct maker *maker, const struct answer *answer, const void *from,
+                       void *ret);
 
 static int
 make_records(const struct maker *maker, const struct answer *of, const void *from, void *ret)
@@ -100,7 +100,7 @@ make_records(const struct maker *maker, const struct answer *of, const void *fro
     for (uint32_t i = 0; r == 0 && i < n; i++) {
         char *record = (char *)(list + n) + i * of->size;
         list[i] = record;
-        r = make(maker, of, records + i * of->from_size, record);
+        r = answer_make(maker, of, records + i * of->from_size, record);
     }
     put_list(ret, list, n);
     return r;
@@ -115,7 +115,7 @@ make_record(const struct maker *maker, const struct answer *of, const void *from
     *at = n == 1 ? msgpack_zone_malloc(maker->zone, of->size) : NULL;
     if (!*at)
         return n == 1 ? -ENOMEM : -EPROTO;
-    return make(maker, of, record, *(void **)ret);
+    return answer_make(maker, of, record, *(void **)ret);
 }
 
 static int
@@ -141,7 +141,7 @@ make_field(const struct maker *maker, const struct answer_field *f, const void *
 }
 
 static int
-make(const struct maker *maker, const struct answer *answer, const void *from, void *ret)
+answer_make(const struct maker *maker, const struct answer *answer, const void *from, void *ret)
 {
     int r = 0;
 
@@ -155,5 +155,5 @@ int
 answer_fill(const struct answer *answer, const struct caid_client *client,
             const struct reply *reply, const void *from, void *ret)
 {
-    return make(&(struct maker){client, reply->msg.zone}, answer, from, ret);
+    return answer_make(&(struct maker){client, reply->msg.zone}, answer, from, ret);
 }

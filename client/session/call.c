@@ -730,8 +730,8 @@ call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_unt
 
 /* The call is its caller's no more. */
 static int
-leave(struct caid_client *client, struct call *call, const struct caid_error *why,
-      struct caid_error *error)
+call_leave(struct caid_client *client, struct call *call, const struct caid_error *why,
+           struct caid_error *error)
 {
     call->waited = false;
     call->left = true;
@@ -757,7 +757,7 @@ call_wait(struct caid_client *client, struct call *call, struct caid_error *erro
              client->socket, msg_method_name(call->method),
              (double)timeout_of(client, call) / NSEC_PER_SEC);
     if (r != 0)
-        return leave(client, call, &why, error);
+        return call_leave(client, call, &why, error);
     return call->r < 0 ? fail_again(error, &call->error) : call->r;
 }
 
@@ -811,7 +811,7 @@ due(const struct caid_client *client)
 }
 
 static void
-tidy(struct caid_client *client, bool all UNUSED)
+calls_tidy(struct caid_client *client, bool all UNUSED)
 {
     if (client->n_late == 0 || client->late_due > clock_now_ns())
         return;
@@ -821,7 +821,7 @@ tidy(struct caid_client *client, bool all UNUSED)
 
 /* In a forked child no reply comes. */
 static void
-abandon(struct caid_client *client)
+calls_abandon(struct caid_client *client)
 {
     struct call *call, *next;
 
@@ -834,8 +834,8 @@ abandon(struct caid_client *client)
 
 const struct feature call_feature = {
     .due = due,
-    .tidy = tidy,
-    .abandon = abandon,
+    .tidy = calls_tidy,
+    .abandon = calls_abandon,
 };
 
 /* ---- replies to be read later ---- */

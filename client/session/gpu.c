@@ -16,7 +16,7 @@ gpu_init(struct gpu *gpu, const char *choice)
 }
 
 static void
-abandon(struct caid_client *client)
+gpus_abandon(struct caid_client *client)
 {
     free(client->gpu.devices);
     free(client->gpu.choice);
@@ -24,7 +24,7 @@ abandon(struct caid_client *client)
 
 /* Where memory is kept, the contexts that may work on it stay, too, until the process exits. */
 static void
-deinit(struct caid_client *client)
+gpus_deinit(struct caid_client *client)
 {
     struct gpu *gpu = &client->gpu;
 
@@ -32,10 +32,10 @@ deinit(struct caid_client *client)
         if (gpu->devices[i].context)
             gpu->drv->cu.cuDevicePrimaryCtxRelease(gpu->devices[i].ordinal);
     drv_free(gpu->drv);
-    abandon(client);
+    gpus_abandon(client);
 }
 
-const struct feature gpu_feature = {.deinit = deinit, .abandon = abandon};
+const struct feature gpu_feature = {.deinit = gpus_deinit, .abandon = gpus_abandon};
 
 bool
 gpu_is_dead(CUresult result)

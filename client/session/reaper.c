@@ -57,7 +57,7 @@ reap(struct caid_client *client)
 }
 
 static void
-tidy(struct caid_client *client, bool all)
+reaper_tidy(struct caid_client *client, bool all)
 {
     for (const struct feature *const *feature = client->features; *feature; feature++)
         if ((*feature)->tidy) {
@@ -113,7 +113,7 @@ work(struct caid_client *client)
 
     call_flush(client);
     bool all = reaper->forget_all;
-    tidy(client, all || client->lost.code != 0);
+    reaper_tidy(client, all || client->lost.code != 0);
     if (all)
         reaper->forget_all = false; /* else it came meanwhile, and is for the next time */
     if (reaper->n_draining > 0)

@@ -113,8 +113,8 @@ is_passing(int32_t code)
 
 /* -EREMOTEIO: it refuses; -EAGAIN: for now. */
 static int
-ask(struct caid_client *talk, enum msg_method method, const void *params, struct reply *reply,
-    void *ret_result, struct caid_error *why)
+resume_ask(struct caid_client *talk, enum msg_method method, const void *params,
+           struct reply *reply, void *ret_result, struct caid_error *why)
 {
     int r = reply_get(reply, talk, method, params, ret_result, why);
     return r == 0 ? 0 : is_passing(why->code) ? -EAGAIN : -EREMOTEIO;
@@ -139,7 +139,7 @@ ask_resume(struct caid_client *talk, const struct msg_resume_params *params,
 {
     _cleanup_reply_ struct reply reply = {0};
     struct msg_resume_result result;
-    int r = ask(talk, MSG_RESUME, params, &reply, &result, why);
+    int r = resume_ask(talk, MSG_RESUME, params, &reply, &result, why);
 
     for (uint32_t i = 0; r == 0 && i < result.lost.n; i++)
         claims_add(claims, CLAIM_LOST, result.lost.v[i]);
@@ -188,7 +188,7 @@ tell_brackets(struct caid_client *talk, const struct claims *claims, struct caid
             .again = true,
         };
         struct msg_fences_result result;
-        r = ask(talk, MSG_BEGIN, &params, &reply, &result, why);
+        r = resume_ask(talk, MSG_BEGIN, &params, &reply, &result, why);
         i += 4 + n_read + n_write;
     }
     return r;
@@ -324,7 +324,7 @@ hello(struct caid_client *talk, struct caid_error *why)
         return -EAGAIN; /* it was stopped: it is not for us to have it started */
     int r = reach(talk);
     if (r == 0)
-        r = ask(talk, MSG_HELLO, &params, &reply, &result, why);
+        r = resume_ask(talk, MSG_HELLO, &params, &reply, &result, why);
     if (r < 0)
         return r;
     if (result.token.n != 2) /* it is on its way out */
@@ -526,7 +526,7 @@ say_goodbye(struct farewell *farewell)
     int r = hello(talk, &why);
     memcpy(farewell->as->resume.token, talk->resume.token, sizeof(talk->resume.token));
     if (r > 0)
-        r = ask(talk, MSG_RESUME, &params, &reply, &result, &why);
+        r = resume_ask(talk, MSG_RESUME, &params, &reply, &result, &why);
     talk_free(talk);
     return r;
 }
@@ -546,7 +546,7 @@ run_farewell(void *userdata)
 }
 
 static void
-leave(const struct caid_client *client, struct claims *undone)
+resume_leave(const struct caid_client *client, struct claims *undone)
 {
     struct farewell *farewell = calloc(1, sizeof(*farewell));
     pthread_t thread;
@@ -565,7 +565,7 @@ leave(const struct caid_client *client, struct claims *undone)
 }
 
 static void *
-run(void *userdata)
+resume_run(void *userdata)
 {
     _cleanup_(claims_deinit) struct claims undone = {0};
     struct caid_client *client = userdata;
@@ -580,7 +580,7 @@ run(void *userdata)
             await_hangup(client);
     }
     if (was_away && client->lost.code != CAID_ERR_PROTOCOL)
-        leave(client, &undone);
+        resume_leave(client, &undone);
     pthread_mutex_unlock(&client->lock);
     return NULL;
 }
@@ -596,7 +596,7 @@ start(struct caid_client *client)
     if (!resume->has_token || resume->timeout_ns == 0 || resume->ends || client->handle_closed)
         return false;
     if (!resume->started)
-        resume->started = thread_spawn(&resume->thread, run, client) == 0;
+        resume->started = thread_spawn(&resume->thread, resume_run, client) == 0;
     return resume->started;
 }
 

@@ -51,7 +51,7 @@ look(struct ctl *ctl, struct remains *ret)
 }
 
 static void
-tell(const struct remains *rest)
+drain_print(const struct remains *rest)
 {
     fprintf(stderr, "caidctl: drain: arrays are left:%s\n", rest->text);
 }
@@ -66,7 +66,7 @@ wait_for_all(struct ctl *ctl)
 
     while ((r = look(ctl, &rest)) == 0 && rest.arrays > 0) {
         if (!ctl->json && (!told || strcmp(told, rest.text) != 0))
-            tell(&rest);
+            drain_print(&rest);
         free(told);
         told = rest.text;
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
@@ -120,7 +120,7 @@ report(struct ctl *ctl, const struct remains *rest)
     }
     if (!ctl->json)
         table_print(&table, true);
-    tell(rest);
+    drain_print(rest);
     return CTL_REFUSED;
 }
 

@@ -58,7 +58,7 @@ range_more(const struct ctl *ctl, const struct caid_details *d)
 /* ---- where everything lies ---- */
 
 static void
-add(struct map *map, struct map_rect rect_consume)
+map_add_entry(struct map *map, struct map_rect rect_consume)
 {
     if ((map->n & (map->n - 1)) == 0) /* full, or empty */
         map->rects = reallocarray(map->rects, map->n ? 2 * map->n : 1, sizeof(map->rects[0]));
@@ -71,7 +71,8 @@ add(struct map *map, struct map_rect rect_consume)
 static void
 add_heading(struct map *map, enum map_class class, char *text_consume)
 {
-    add(map, (struct map_rect){class, map->rows++, .text = format_plain(text_consume)});
+    map_add_entry(map,
+                  (struct map_rect){class, map->rows++, .text = format_plain(text_consume)});
     free(text_consume);
 }
 
@@ -118,9 +119,10 @@ add_range(const struct caid_details *d, void *userdata)
     const char *name = *d->entry->name      ? d->entry->name
                        : class == MAP_ARRAY ? "(unnamed)"
                                             : d->state;
-    add(&drawing->map, (struct map_rect){class, drawing->map.rows - 1, (double)d->offset * unit,
-                                         (double)d->bytes * unit, format_plain(name),
-                                         range_more(drawing->ctl, d)});
+    map_add_entry(&drawing->map,
+                  (struct map_rect){class, drawing->map.rows - 1, (double)d->offset * unit,
+                                    (double)d->bytes * unit, format_plain(name),
+                                    range_more(drawing->ctl, d)});
     return 0;
 }
 

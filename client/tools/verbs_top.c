@@ -361,7 +361,7 @@ take_key(struct top *top, int key)
 }
 
 static int
-run(struct top *top, int delay_ms)
+top_run(struct top *top, int delay_ms)
 {
     uint32_t n = 0;
     bool goes_on = true;
@@ -402,7 +402,7 @@ verb_top(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
     keypad(stdscr, true);
     curs_set(0);
     ctl->is_quiet = true;
-    int status = run(&top, (int)(delay * 1000));
+    int status = top_run(&top, (int)(delay * 1000));
     endwin();
     delscreen(screen);
     free(top.text);

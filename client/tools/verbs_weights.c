@@ -19,7 +19,7 @@ static const char program[] = "import sys\n"
 
 /* The index of the verb among the arguments; 0: none. */
 static int
-find(int argc, char **argv)
+weights_find(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "-s") == 0 || strcmp(argv[i], "--socket") == 0)
@@ -32,7 +32,7 @@ find(int argc, char **argv)
 int
 verbs_weights(int argc, char **argv)
 {
-    int verb = find(argc, argv), n = 0;
+    int verb = weights_find(argc, argv), n = 0;
     const char *python = getenv("CAID_PYTHON");
 
     if (verb == 0 || (strcmp(argv[verb], "load") != 0 && strcmp(argv[verb], "save") != 0))

@@ -529,7 +529,7 @@ bracket_deadline_ns(const struct core *core)
 /* ---- leases and connections that end ---- */
 
 static void
-abandon(const struct claim *claim)
+bracket_abandon(const struct claim *claim)
 {
     if (!claim->write)
         return;
@@ -558,7 +558,7 @@ bracket_drop_lease(struct core *core, struct lease *lease)
         if (claim->bracket->waiting)
             bracket_close(core, claim->bracket);
         else
-            abandon(claim);
+            bracket_abandon(claim);
         use_leave(claim);
     }
 }
@@ -573,7 +573,7 @@ bracket_depart(struct core *core, struct bracket *bracket)
         if (!claim->use)
             continue;
         keeps = true;
-        abandon(claim);
+        bracket_abandon(claim);
         if (claim->write)
             use_scan(claim->use); /* readers need not wait for it any more */
     }
@@ -586,6 +586,6 @@ bracket_exit(struct core *core, struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         if (bracket->claims[i].use)
-            abandon(&bracket->claims[i]); /* it may have been discarded meanwhile */
+            bracket_abandon(&bracket->claims[i]); /* it may have been discarded meanwhile */
     bracket_free(core, bracket);
 }

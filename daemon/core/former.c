@@ -388,7 +388,7 @@ former_done(struct core *core, struct conn *conn, bool leaves)
 
 /* It is not waited for any more. What it may have mapped stays set aside. */
 static void
-give_up(struct core *core, struct conn *conn)
+former_give_up(struct core *core, struct conn *conn)
 {
     conn->resumes = false;
     conn->leaves = true;
@@ -417,7 +417,7 @@ give_up_late(struct core *core)
                 continue;
             if (n++ == LATE_MAX)
                 return true;
-            give_up(core, conn);
+            former_give_up(core, conn);
         }
     return false;
 }

@@ -14,7 +14,7 @@ struct kept {
 /* ---- telling ---- */
 
 static void
-tell(struct core *core, struct monitor *m)
+monitor_send(struct core *core, struct monitor *m)
 {
     struct msg_message messages[TELL_MAX];
     struct pager pager = PAGER(core, messages, TELL_MAX);
@@ -97,7 +97,7 @@ monitor_see(struct core *core, struct conn *conn, enum msg_type type, enum msg_m
                 message.body.n = (uint32_t)msg_print(body, sizeof(body), type, method, value);
             keep(m, &message);
             if (m->asks)
-                tell(core, m);
+                monitor_send(core, m);
         }
 }
 
@@ -157,6 +157,6 @@ monitor_ask(struct core *core, struct conn *conn, uint32_t request, bool all, ui
     m->request = request;
     m->asks = true;
     if (m->start < m->end || m->n_lost)
-        tell(core, m);
+        monitor_send(core, m);
     return 0;
 }

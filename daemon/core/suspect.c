@@ -10,7 +10,7 @@
 #define METHOD_SHIFT 32
 
 static struct suspect *
-find(struct suspects *suspects, uint64_t token, uint32_t request, uint16_t method)
+suspect_find(struct suspects *suspects, uint64_t token, uint32_t request, uint16_t method)
 {
     for (uint32_t i = 0; suspects->n > 0 && i < SUSPECTS_MAX; i++) {
         struct suspect *s = &suspects->v[i];
@@ -40,7 +40,7 @@ suspects_add(struct suspects *suspects, const uint64_t in_hand[static 2])
 {
     uint32_t request = (uint32_t)in_hand[1];
     uint16_t method = method_of(in_hand);
-    struct suspect *s = find(suspects, in_hand[0], request, method);
+    struct suspect *s = suspect_find(suspects, in_hand[0], request, method);
 
     if (!s) {
         s = &suspects->v[suspects->next++ % SUSPECTS_MAX];
@@ -68,7 +68,8 @@ suspects_follow(struct core *core, struct msg_u64s token, uint64_t told)
 int
 suspect_take(struct core *core, const struct conn *conn, const struct msg *m, struct refusal *r)
 {
-    const struct suspect *s = find(&core->suspects, conn->token[0], m->id, (uint16_t)m->method);
+    const struct suspect *s =
+        suspect_find(&core->suspects, conn->token[0], m->id, (uint16_t)m->method);
 
     if (s && s->deaths >= SUSPECT_DEATHS_MAX)
         return refuse(
@@ -82,7 +83,7 @@ suspect_take(struct core *core, const struct conn *conn, const struct msg *m, st
 void
 suspect_put(struct core *core, uint64_t token, const struct msg *m)
 {
-    struct suspect *s = find(&core->suspects, token, m->id, (uint16_t)m->method);
+    struct suspect *s = suspect_find(&core->suspects, token, m->id, (uint16_t)m->method);
 
     persist_put(core);
     if (!s)

@@ -99,8 +99,8 @@ insert(struct core *core, struct user *user, struct ticket *ticket)
 
 /* A copy of `like`, with a lease. */
 static int
-make(struct core *core, struct user *user, struct array *array, bool readonly,
-     const struct ticket *like, struct ticket **ret, struct refusal *r)
+ticket_make(struct core *core, struct user *user, struct array *array, bool readonly,
+            const struct ticket *like, struct ticket **ret, struct refusal *r)
 {
     _cleanup_free_ struct ticket *ticket = malloc(sizeof(*ticket));
 
@@ -132,7 +132,7 @@ ticket_new(struct core *core, struct conn *conn, struct array *array, bool reado
     if (ticket_find(core, secret))
         return refuse(r, PROTO_ERR_INVALID,
                       "there is such a ticket: its bits are to be random");
-    int rc = make(core, conn->user, array, readonly, &like, &ticket, r);
+    int rc = ticket_make(core, conn->user, array, readonly, &like, &ticket, r);
     if (rc == 0)
         persist_ticket(core, ticket);
     return rc;
@@ -144,7 +144,7 @@ ticket_restore(struct core *core, struct user *user, struct array *array, bool r
 {
     if (like->kind == TICKET_OWN && !like->conn)
         return 0;
-    if (make(core, user, array, readonly, like, ret, NULL))
+    if (ticket_make(core, user, array, readonly, like, ret, NULL))
         return -ENOMEM;
     if (!like->conn) /* all at one time, whenever they are back */
         end_by(core, *ret,

@@ -270,8 +270,8 @@ is_lost(int code)
  * connection was lost meanwhile. One that is lost already is looked for before: there is none
  * then. */
 static int
-ask(struct arena_object *self, struct publishing *what, bool *ret_unknown,
-    struct caid_error *error)
+arena_ask(struct arena_object *self, struct publishing *what, bool *ret_unknown,
+          struct caid_error *error)
 {
     int r = caid_client_dispatch_parts(self->handle.client->client, error);
 
@@ -285,7 +285,7 @@ ask(struct arena_object *self, struct publishing *what, bool *ret_unknown,
 }
 
 static PyObject *
-publish(struct arena_object *self, struct publishing *what, PyObject *kept)
+arena_publish_kept(struct arena_object *self, struct publishing *what, PyObject *kept)
 {
     struct client_object *client = self->handle.client;
     struct keep *keep = py_keep_new(client, kept);
@@ -297,7 +297,7 @@ publish(struct arena_object *self, struct publishing *what, PyObject *kept)
         return NULL;
     what->options.gone = py_keep_gone;
     what->options.userdata = keep;
-    WITHOUT_GIL(r = ask(self, what, &unknown, &error));
+    WITHOUT_GIL(r = arena_ask(self, what, &unknown, &error));
     if (r >= 0 && !what->name)
         return PyBytes_FromStringAndSize((const char *)what->ticket, sizeof(what->ticket));
     if (r >= 0)
@@ -326,7 +326,7 @@ arena_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     what.options.strides = strides.v;
     what.options.ndim = shape.n;
     what.options.ret_ticket = what.name ? NULL : what.ticket;
-    result = publish(arena(op), &what, keep);
+    result = arena_publish_kept(arena(op), &what, keep);
     py_handle_leave(self);
     py_keeps_drop(self->client);
     return result;

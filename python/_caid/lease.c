@@ -490,7 +490,8 @@ lease_retell(struct lease_object *self)
 }
 
 static PyObject *
-publish(struct lease_object *self, const char *name, const struct caid_publish_options *options)
+lease_publish_as(struct lease_object *self, const char *name,
+                 const struct caid_publish_options *options)
 {
     uint64_t generation = 0;
     int r;
@@ -525,7 +526,7 @@ lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
             return NULL;
         options.companion = companion->array;
     }
-    ret = publish(self, name, &options);
+    ret = lease_publish_as(self, name, &options);
     if (companion)
         py_lease_unpin(companion);
     return ret;

@@ -52,7 +52,7 @@ change_make(struct change *self)
 
 /* (state, version), or what the words cannot be. */
 static PyObject *
-tell(PyObject *module, int state, const uint64_t *version)
+sync_build(PyObject *module, int state, const uint64_t *version)
 {
     if (state >= 0)
         return Py_BuildValue("iK", state, (unsigned long long)*version);
@@ -70,7 +70,7 @@ py_sync_load(PyObject *module, PyObject *op)
     if (PyObject_GetBuffer(op, &buffer, PyBUF_SIMPLE) < 0)
         return NULL;
     if (change_check(&now, &buffer) == 0)
-        ret = tell(module, sync_load(now.words, &now.version), &now.version);
+        ret = sync_build(module, sync_load(now.words, &now.version), &now.version);
     PyBuffer_Release(&buffer);
     return ret;
 }
@@ -82,7 +82,7 @@ py_sync_change(PyObject *module, PyObject *args)
 
     if (change_parse(&change, args) < 0)
         return NULL;
-    return tell(module, change_make(&change), &change.version);
+    return sync_build(module, change_make(&change), &change.version);
 }
 
 /* After a failure both sides are not known to be equal; that one was modified, it may be. */

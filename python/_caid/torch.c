@@ -60,7 +60,7 @@ fail(enum caid_code code, int errnum, const char *format, ...)
 
 /* The next entry for an ordinal, from this one on. */
 static struct entry *
-find(struct entry *entry, int ordinal)
+torch_find(struct entry *entry, int ordinal)
 {
     while (entry && entry->ordinal != ordinal)
         entry = entry->next;
@@ -75,7 +75,7 @@ __attribute__((visibility("default"))) void *caid_torch_malloc(ssize_t size, int
 void *
 caid_torch_malloc(ssize_t size, int device, void *stream)
 {
-    struct entry *entry = find(atomic_load(&table), device);
+    struct entry *entry = torch_find(atomic_load(&table), device);
     struct caid_error error = {0};
     uint64_t ptr = 0;
     int r;
@@ -111,12 +111,13 @@ void
 caid_torch_free(void *ptr, ssize_t Py_UNUSED(size), int device, void *Py_UNUSED(stream))
 {
     struct caid_error error = {.code = CAID_ERR_INVALID};
-    struct entry *entry = find(atomic_load(&table), device);
+    struct entry *entry = torch_find(atomic_load(&table), device);
     int r = -EINVAL;
 
     if (!ptr)
         return;
-    for (; entry && r < 0 && error.code == CAID_ERR_INVALID; entry = find(entry->next, device))
+    for (; entry && r < 0 && error.code == CAID_ERR_INVALID;
+         entry = torch_find(entry->next, device))
         r = caid_arena_free(entry->arena, (uint64_t)(uintptr_t)ptr, 0, &error);
     if (r < 0)
         keep_failure(r, &error);
@@ -127,7 +128,7 @@ caid_torch_free(void *ptr, ssize_t Py_UNUSED(size), int device, void *Py_UNUSED(
 static int
 set(int ordinal, struct caid_arena *arena)
 {
-    struct entry *entry, *present = find(atomic_load(&table), ordinal);
+    struct entry *entry, *present = torch_find(atomic_load(&table), ordinal);
 
     if (present && present->arena == arena)
         return 0;
