@@ -42,17 +42,56 @@ put_of(struct listing *l, const char *name, const char *kind, uint64_t value)
 }
 
 static void
-put_user(struct listing *l, const uint64_t counts[static N_COUNTS],
-         const uint64_t used[static N_RESOURCES])
+put_counts(struct listing *l, const uint64_t counts[static N_COUNTS])
 {
 #define COUNT(NAME, name) put_of(l, "user_" name, NULL, counts[COUNT_##NAME]);
-#define RESOURCE(NAME, figure, limit, bytes, text)                         \
-    put_of(l, "user_refusals_total", #figure, counts[COUNT_LIMIT_##NAME]); \
-    put_of(l, bytes ? "user_charged_bytes" : "user_charged", #figure, used[RES_##NAME]);
+#define RESOURCE(NAME, figure, limit, bytes, text) \
+    put_of(l, "user_refusals_total", #figure, counts[COUNT_LIMIT_##NAME]);
     COUNTS(COUNT)
     RESOURCES(RESOURCE)
     put_of(l, "user_refusals_total", "pool_quota", counts[COUNT_LIMIT_QUOTA]);
     put_of(l, "user_refusals_total", "pool_blocks", counts[COUNT_LIMIT_BLOCKS]);
+}
+
+/* The figures of answers.def, below: of a user, of all users, of a pool. */
+#define SUFFIX_COUNT ""
+#define SUFFIX_BYTES "_bytes"
+#define SUFFIX_QUOTA "_bytes"
+
+static void
+put_user(struct listing *l, const struct msg_user *user)
+{
+#define FIGURE(r, name, presence, unit, text) FIGURE_##r(name, SUFFIX_##unit)
+#define FIGURE_pool(...)
+#define FIGURE_user(name, suffix) put_of(l, "user_charged" suffix, #name, user->name);
+#include "answers.def"
+#undef FIGURE_user
+}
+
+static struct msg_user
+sum_users(struct core *core)
+{
+    struct msg_user sum = {0};
+    struct user *user;
+
+    RB_FOREACH(user, users, &core->users) {
+        const struct msg_user record = user_record(user);
+#define FIGURE(r, name, ...) FIGURE_##r(name)
+#define FIGURE_user(name)    sum.name += record.name;
+#include "answers.def"
+#undef FIGURE_user
+#undef FIGURE_pool
+    }
+    return sum;
+}
+
+static void
+put_pool(struct listing *l, const struct msg_pool *pool)
+{
+#define FIGURE(r, name, presence, unit, text) FIGURE_##r(name, SUFFIX_##unit)
+#define FIGURE_user(...)
+#define FIGURE_pool(name, suffix) put(l, "pool_" #name suffix, NULL, pool->name);
+#include "answers.def"
 }
 
 /* Bytes of blocks, and what arrays take of them: a pool's, or all; with that, the devices'. */
@@ -109,6 +148,7 @@ put_turns(struct listing *l, const struct core_figures *f)
 static void
 list_all(struct listing *l, uint64_t from)
 {
+    const struct msg_user sum = sum_users(l->core);
     struct core_figures f = {0};
 
     if (l->core->figures)
@@ -116,7 +156,8 @@ list_all(struct listing *l, uint64_t from)
     l->of_all = true;
     l->from = from;
     put_outcomes(l);
-    put_user(l, l->core->counts, l->core->used);
+    put_counts(l, l->core->counts);
+    put_user(l, &sum);
     put_turns(l, &f);
     put(l, "restarts_total", NULL, f.restarts);
     put_memory(l, NULL);
@@ -137,7 +178,9 @@ list_users(struct listing *l, struct user *user, uint64_t from)
         l->at = 0;
         l->from = from > l->who ? from - l->who : 0;
         l->metric.uid = user->uid;
-        put_user(l, user->counts, user->used);
+        const struct msg_user record = user_record(user);
+        put_counts(l, user->counts);
+        put_user(l, &record);
     }
     l->metric.uid = l->who = 0;
 }
@@ -153,8 +196,8 @@ list_pools(struct listing *l, const struct conn *conn, const struct msg_metrics_
         l->metric.pool = MSG_STR(pool->name);
         l->at = 0;
         l->from = msg_str_eq(p->pool, pool->name) ? p->from : 0;
-        put(l, "pool_arrays", NULL, pool->n_arrays);
-        put(l, "pool_quota_bytes", NULL, pool->quota);
+        const struct msg_pool record = pool_record(l->core, pool);
+        put_pool(l, &record);
         put_memory(l, pool);
     }
 }

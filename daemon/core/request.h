@@ -27,6 +27,8 @@ union params {
 /* request_memory.c: the figures that a memory_info asked for. */
 void reply_memory(struct core *core, struct conn *conn, const struct job *job,
                   const struct core_memory_result *results, size_t n);
+struct msg_pool pool_record(const struct core *core, struct pool *pool);
+struct msg_user user_record(const struct user *user);
 
 /* request_monitor.c: the pool that params name, by themselves or by a lease; or not set. */
 struct msg_str request_pool(struct conn *conn, enum msg_method method, const void *params);

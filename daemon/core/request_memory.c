@@ -159,7 +159,7 @@ pool_add_holes(const struct core *core, struct pool *pool, struct msg_pool *reco
         }
 }
 
-static struct msg_pool
+struct msg_pool
 pool_record(const struct core *core, struct pool *pool)
 {
     struct msg_pool record = {
@@ -204,7 +204,7 @@ HANDLER(on_pools)
 
 /* ---- users ---- */
 
-static struct msg_user
+struct msg_user
 user_record(const struct user *user)
 {
     return (struct msg_user){.uid = user->uid,

@@ -158,6 +158,26 @@ def test_memory_is_what_status_says(daemon):
     assert kinds(found, "charged")["arrays"] == total(found, "pool_arrays") == n_arrays == 3
 
 
+@needs_root
+def test_figures_are_those_of_pools_and_users():
+    """Every number that is counted of them; of all users, the sums."""
+    with public_daemon("") as d, d.client() as c:
+        keeps = in_child(d, lambda c: create(c, 3 * MIB), uid=ALICE)
+        create(c, 5 * MIB, name="x")
+        create(c, 2 * MIB, name="y", memory="pinned")
+        pools, users, found = c.call("pools")["pools"], c.call("users")["users"], metrics(c)
+        kill(keeps)
+    assert len(pools) == len(users) == 2
+    found = {tuple(value.removesuffix("_bytes") if name == "name" else value for name, value in key): n for key, n in found.items()}
+    for pool in pools:
+        for figure in pool.keys() - {"name", "uid", "gid", "mode", "legacy"}:
+            assert found[f"pool_{figure}", pool["name"]] == pool[figure]
+    for figure in users[0].keys() - {"uid", "time_ns"}:
+        for user in users:
+            assert found[(figure, "user_charged", *filter(None, [user["uid"]]))] == user[figure]
+        assert found[figure, "charged"] == sum(user[figure] for user in users)
+
+
 def test_turns(daemon):
     """Each turn is in one bucket; asking takes one at least."""
     with daemon.client() as c:

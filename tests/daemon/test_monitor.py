@@ -13,6 +13,7 @@ PERMISSION, LIMIT, NOT_FOUND = 8, 10, 6  # proto/errors.def
 BOB, NOBODY = 60002, 65534
 PROTO = pathlib.Path(__file__).resolve().parent.parent.parent / "proto"
 TABLE = "".join((PROTO / name).read_text() for name in ("answers.def", "messages.def"))
+TABLE = re.sub(r"^FIGURE\((\w+)", r"FIELD(\1, U64", TABLE, flags=re.M)
 FIELDS = re.findall(r"^(FIELD|SECRET)\((\w+), (\w+), (\w+), \w+[,)]", TABLE, re.M)
 METHODS = re.findall(r"^(REQUEST|NOTIFY)\(\w+, (\w+), (\w+)", TABLE, re.M)
 SECRETS = {"token", "ticket", "handle", "metadata"}

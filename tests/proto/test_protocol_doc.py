@@ -36,6 +36,7 @@ def read_messages():
     """({record: [(field, type, presence)]}, {method: (kind, params, result)})"""
     text = "".join((ROOT / "proto" / name).read_text("utf-8") for name in ("answers.def", "messages.def"))
     text = re.sub(r"^#.*\n", "", text, flags=re.M)
+    text = re.sub(r"^FIGURE\((\w+)", r"FIELD(\1, U64", text, flags=re.M)
     records = {name: [] for name in re.findall(r"^(?:RECORD|ANSWER|RESULT)\((\w+)", text, re.M)}
     lines = re.findall(r"^(FIELD|SECRET|NESTED|ONE|WIRE)\((\w+), (\w+), (\w+)(?:, (REQ|OPT|ALL))?", text, re.M)
     for macro, record, second, third, *presence in lines:
