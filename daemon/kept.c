@@ -306,12 +306,12 @@ reconnect(struct kept *k)
 
     if (r == 0) {
         log_notice("%s: the keeper is there, and is given all", k->path);
-        k->told = 0;
+        k->logged = 0;
         return;
     }
-    if (why && r != k->told) {
+    if (why && r != k->logged) {
         log_error("%s: %s", k->path, why);
-        k->told = r;
+        k->logged = r;
     }
     await(k, -1, 0, k->path ? RETRY_MS : -1);
 }

@@ -46,7 +46,7 @@ struct kept {
     const char *path; /* of the keeper's socket; NULL: it is our parent, and ends with us */
     int sock;         /* -1: none was ever there */
     int wake;         /* eventfd(2): the thread has something to do */
-    int told;         /* the log, why a keeper cannot be had: -errno */
+    int logged;       /* the log, why a keeper cannot be had: -errno */
     bool is_started;
     _Atomic bool is_stuck; /* it has been waited for in vain, and has taken nothing since */
     _Atomic enum kept_state state;  /* changed with the lock, as are: */

@@ -3,7 +3,7 @@
  * The deallocation queue, as dealloc.h describes it. Each owner has a list of its entries in the
  * order in which they came; two trees, of the owners that hold back and of those that do not, are
  * sorted by the first entry of each. So the oldest entry of all is found, and a whole owner is
- * held back, in O(log n) of the owners.
+ * deferred, in O(log n) of the owners.
  */
 #include "dealloc.h"
 
@@ -22,7 +22,7 @@ RB_GENERATE_STATIC(dealloc_owners, dealloc_owner, node, owner_compare)
 static struct dealloc_owners *
 owner_tree(struct dealloc *q, const struct dealloc_owner *owner)
 {
-    return owner->held ? &q->held : &q->ready;
+    return owner->deferred ? &q->deferred : &q->ready;
 }
 
 void
@@ -30,7 +30,7 @@ dealloc_init(struct dealloc *q, const struct dealloc_limits *limits)
 {
     *q = (struct dealloc){.limits = *limits,
                           .ready = RB_INITIALIZER(&q->ready),
-                          .held = RB_INITIALIZER(&q->held)};
+                          .deferred = RB_INITIALIZER(&q->deferred)};
 }
 
 void
@@ -61,10 +61,10 @@ over_limit(const struct dealloc *q, uint64_t n, uint64_t bytes)
 bool
 dealloc_would_flush(const struct dealloc *q, const struct dealloc_owner *owner, uint64_t bytes)
 {
-    uint64_t n_more = owner->held ? 0 : 1, more = owner->held ? 0 : bytes;
+    uint64_t n_more = owner->deferred ? 0 : 1, more = owner->deferred ? 0 : bytes;
 
     return !q->flushing &&
-           over_limit(q, q->n - q->n_held + n_more, q->bytes - q->bytes_held + more);
+           over_limit(q, q->n - q->n_deferred + n_more, q->bytes - q->bytes_deferred + more);
 }
 
 bool
@@ -82,11 +82,11 @@ dealloc_add(struct dealloc *q, struct dealloc_owner *owner, struct dealloc_entry
     owner->bytes += bytes;
     q->n++;
     q->bytes += bytes;
-    if (owner->held) {
-        q->n_held++;
-        q->bytes_held += bytes;
+    if (owner->deferred) {
+        q->n_deferred++;
+        q->bytes_deferred += bytes;
     }
-    return !q->flushing && over_limit(q, q->n - q->n_held, q->bytes - q->bytes_held);
+    return !q->flushing && over_limit(q, q->n - q->n_deferred, q->bytes - q->bytes_deferred);
 }
 
 void
@@ -104,9 +104,9 @@ dealloc_remove(struct dealloc *q, struct dealloc_entry *entry)
     owner->bytes -= entry->bytes;
     q->n--;
     q->bytes -= entry->bytes;
-    if (owner->held) {
-        q->n_held--;
-        q->bytes_held -= entry->bytes;
+    if (owner->deferred) {
+        q->n_deferred--;
+        q->bytes_deferred -= entry->bytes;
     }
     entry->owner = NULL;
 }
@@ -154,19 +154,19 @@ struct dealloc_entry *
 dealloc_next_overriding(struct dealloc *q, const struct dealloc_owner *own)
 {
     struct dealloc_owner *ready = RB_MIN(dealloc_owners, &q->ready);
-    struct dealloc_owner *held = RB_MIN(dealloc_owners, &q->held);
+    struct dealloc_owner *deferred = RB_MIN(dealloc_owners, &q->deferred);
 
-    if (held && held == own)
-        held = RB_NEXT(dealloc_owners, &q->held, held);
-    if (!ready || (held && owner_compare(held, ready) < 0))
-        return take_first(q, held);
+    if (deferred && deferred == own)
+        deferred = RB_NEXT(dealloc_owners, &q->deferred, deferred);
+    if (!ready || (deferred && owner_compare(deferred, ready) < 0))
+        return take_first(q, deferred);
     return take_first(q, ready);
 }
 
 struct dealloc_entry *
 dealloc_next_of(struct dealloc *q, struct dealloc_owner *owner)
 {
-    return take_first(q, owner->n && !owner->held ? owner : NULL);
+    return take_first(q, owner->n && !owner->deferred ? owner : NULL);
 }
 
 void
@@ -188,25 +188,25 @@ dealloc_done(struct dealloc *q, uint64_t bytes, int error)
 void
 dealloc_hold(struct dealloc *q, struct dealloc_owner *owner)
 {
-    assert(owner->held < UINT32_MAX);
-    if (owner->held++ || !owner->n)
+    assert(owner->deferred < UINT32_MAX);
+    if (owner->deferred++ || !owner->n)
         return;
     RB_REMOVE(dealloc_owners, &q->ready, owner);
-    RB_INSERT(dealloc_owners, &q->held, owner);
-    q->n_held += owner->n;
-    q->bytes_held += owner->bytes;
+    RB_INSERT(dealloc_owners, &q->deferred, owner);
+    q->n_deferred += owner->n;
+    q->bytes_deferred += owner->bytes;
 }
 
 void
 dealloc_unhold(struct dealloc *q, struct dealloc_owner *owner)
 {
-    assert(owner->held);
-    if (--owner->held || !owner->n)
+    assert(owner->deferred);
+    if (--owner->deferred || !owner->n)
         return;
-    RB_REMOVE(dealloc_owners, &q->held, owner);
+    RB_REMOVE(dealloc_owners, &q->deferred, owner);
     RB_INSERT(dealloc_owners, &q->ready, owner);
-    q->n_held -= owner->n;
-    q->bytes_held -= owner->bytes;
+    q->n_deferred -= owner->n;
+    q->bytes_deferred -= owner->bytes;
 }
 
 /* ---- age ---- */

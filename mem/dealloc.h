@@ -39,13 +39,13 @@ struct dealloc_entry {
 };
 
 /* One for each queue that it has entries in. Embedded in the owner's object; it may go when it has
- * none, also while it is held. */
+ * none, also while it is deferred. */
 struct dealloc_owner {
     RB_ENTRY(dealloc_owner)
-    node; /* queue->ready or queue->held, by the head's seq: not empty */
+    node; /* queue->ready or queue->deferred, by the head's seq: not empty */
     TAILQ_HEAD(dealloc_entries, dealloc_entry) entries;
     uint64_t n, bytes;
-    uint32_t held; /* depth */
+    uint32_t deferred; /* depth */
 };
 
 struct dealloc_limits {
@@ -57,11 +57,11 @@ struct dealloc_limits {
 RB_HEAD(dealloc_owners, dealloc_owner);
 
 struct dealloc {
-    struct dealloc_limits limits; /* read at every add (R4): may be changed at any time */
-    struct dealloc_owners ready;  /* those that have entries and do not hold them back */
-    struct dealloc_owners held;   /* those that have entries and do */
-    uint64_t n, bytes;            /* of all entries */
-    uint64_t n_held, bytes_held;  /* of those that are held back */
+    struct dealloc_limits limits;   /* read at every add (R4): may be changed at any time */
+    struct dealloc_owners ready;    /* those that have entries and do not hold them back */
+    struct dealloc_owners deferred; /* those that have entries and do */
+    uint64_t n, bytes;              /* of all entries */
+    uint64_t n_deferred, bytes_deferred; /* of those that are deferred */
     uint64_t next_seq;
     bool flushing; /* from dealloc_begin() until an entry is asked for in vain, or one fails */
     bool out;      /* dealloc_next() gave an entry that dealloc_done() has not heard of */
@@ -79,7 +79,7 @@ void dealloc_owner_init(struct dealloc_owner *owner);
 uint64_t dealloc_ratio_bytes(uint64_t capacity, double ratio);
 
 /* Appends. Returns whether a flush is wanted now: strictly more than a limit allows waits that is
- * not held back (R1-R3), and no flush is under way. */
+ * not deferred (R1-R3), and no flush is under way. */
 bool dealloc_add(struct dealloc *q, struct dealloc_owner *owner, struct dealloc_entry *entry,
                  uint64_t bytes, uint64_t now_ns);
 /* Whether dealloc_add() of so many bytes would want a flush. */
@@ -90,7 +90,7 @@ void dealloc_remove(struct dealloc *q, struct dealloc_entry *entry);
 
 /* Starts a flush; one that is under way goes on. */
 void dealloc_begin(struct dealloc *q);
-/* The oldest entry that is not held back, taken out; NULL: the flush is at its end, and over, or
+/* The oldest entry that is not deferred, taken out; NULL: the flush is at its end, and over, or
  * there is none. What is added meanwhile belongs to it (R16). One entry is out at a time. */
 struct dealloc_entry *dealloc_next(struct dealloc *q);
 /* As dealloc_next(), but entries of owners that hold them back come as well; `own` (may be NULL)
@@ -108,6 +108,6 @@ void dealloc_done(struct dealloc *q, uint64_t bytes, int error);
 void dealloc_hold(struct dealloc *q, struct dealloc_owner *owner);
 void dealloc_unhold(struct dealloc *q, struct dealloc_owner *owner);
 
-/* When the oldest entry that is not held back will have waited for max_age_ns; UINT64_MAX: never.
+/* When the oldest entry that is not deferred will have waited for max_age_ns; UINT64_MAX: never.
  * now_ns must not have run backwards from one dealloc_add() to the next. */
 uint64_t dealloc_deadline_ns(const struct dealloc *q);

@@ -93,6 +93,9 @@ const char *proto_error_name(uint32_t code);
 const char *proto_error_text(uint32_t code);
 int proto_error_errno(uint32_t code);
 
+/* In place of `abandon` in an end of resume_params.ended: the bracket has written nothing. */
+#define MSG_ENDED_UNDONE 2
+
 enum msg_type {
     MSG_REQUEST = 0,
     MSG_RESPONSE = 1,

@@ -101,7 +101,7 @@ finish(struct caid_arena *arena, struct batch *batch)
 bool
 arena_has_pending(const struct caid_arena *arena)
 {
-    return arena->freed.n > arena->freed.n_held;
+    return arena->freed.n > arena->freed.n_deferred;
 }
 
 /* The last batch, if it is blind and nobody has begun to wait for it, who would not wait for

@@ -53,7 +53,7 @@ struct caid_bracket {
     bool begun;                /* it is open, or was */
     bool given_up;             /* by its caller */
     bool has_ended;            /* it is in the list, or has been */
-    uint64_t told_seq;         /* the last request before its end */
+    uint64_t sent_seq;         /* the last request before its end */
     struct bracket_list *list; /* the table's `unsent` or `told`; NULL: in neither */
     TAILQ_ENTRY(caid_bracket) of_list;
     LIST_ENTRY(caid_bracket) of_table;
@@ -75,7 +75,7 @@ void
 bracket_table_init(struct bracket_table *table)
 {
     TAILQ_INIT(&table->unsent);
-    TAILQ_INIT(&table->told);
+    TAILQ_INIT(&table->sent);
     LIST_INIT(&table->all);
 }
 
@@ -145,20 +145,20 @@ forget_heard(struct caid_client *client)
 {
     struct caid_bracket *bracket;
 
-    while ((bracket = TAILQ_FIRST(&client->brackets->told)) &&
-           bracket->told_seq < client->answered)
+    while ((bracket = TAILQ_FIRST(&client->brackets->sent)) &&
+           bracket->sent_seq < client->answered)
         set_list(bracket, NULL);
 }
 
 /* It is sent: where something was written, it stays until the daemon has heard of it. */
 static void
-note_told(struct caid_bracket *bracket)
+note_sent(struct caid_bracket *bracket)
 {
     struct caid_client *client = bracket->client;
     bool stays = bracket->params.write.n > 0 && client->resume.has_token;
 
-    bracket->told_seq = client->seq;
-    set_list(bracket, stays ? &client->brackets->told : NULL);
+    bracket->sent_seq = client->seq;
+    set_list(bracket, stays ? &client->brackets->sent : NULL);
 }
 
 static int
@@ -171,7 +171,7 @@ flush(struct caid_client *client)
         int r = call_notify(client, MSG_END, &bracket->end);
         if (r < 0)
             return r;
-        note_told(bracket);
+        note_sent(bracket);
     }
     return 0;
 }
@@ -188,37 +188,38 @@ lost(struct caid_client *client)
     struct caid_bracket *bracket;
 
     while ((bracket = TAILQ_FIRST(&client->brackets->unsent)) ||
-           (bracket = TAILQ_FIRST(&client->brackets->told)))
+           (bracket = TAILQ_FIRST(&client->brackets->sent)))
         set_list(bracket, NULL);
 }
 
-/* What is 2 in place of `abandon`: nothing was written. */
+/* Each array that the bracket could write, with the fence of its end. */
 static void
-claim_end(const struct caid_bracket *bracket, const struct msg_end_params *end,
-          struct claims *claims)
+inventory_end(const struct caid_bracket *bracket, const struct msg_end_params *end,
+              struct inventory *inventory)
 {
     for (uint32_t i = 0; i < bracket->params.write.n; i++) {
-        claims_add(claims, CLAIM_ENDED, bracket->written[i]);
-        claims_add(claims, CLAIM_ENDED, end->page);
-        claims_add(claims, CLAIM_ENDED, end->slot);
-        claims_add(claims, CLAIM_ENDED, end->value);
-        claims_add(claims, CLAIM_ENDED, end->undone ? 2 : end->abandon);
+        inventory_add(inventory, INVENTORY_ENDED, bracket->written[i]);
+        inventory_add(inventory, INVENTORY_ENDED, end->page);
+        inventory_add(inventory, INVENTORY_ENDED, end->slot);
+        inventory_add(inventory, INVENTORY_ENDED, end->value);
+        inventory_add(inventory, INVENTORY_ENDED,
+                      end->undone ? MSG_ENDED_UNDONE : end->abandon);
     }
 }
 
 static void
-claim_open(const struct caid_bracket *bracket, struct claims *claims)
+inventory_open(const struct caid_bracket *bracket, struct inventory *inventory)
 {
     struct msg_begin_params params = bracket->params;
 
     params.again = true;
-    claims_add_begin(claims, &params);
+    inventory_add_begin(inventory, &params);
 }
 
 /* Ends that are yet to be sent are of brackets that are open there. What they have written is told
  * at once: where the lease was closed meanwhile, the bracket is without that array. */
 static void
-brackets_claim(struct caid_client *client, struct claims *claims)
+brackets_inventory(struct caid_client *client, struct inventory *inventory)
 {
     static const struct msg_end_params undone = {.undone = true};
     const struct bracket_table *table = client->brackets;
@@ -227,15 +228,15 @@ brackets_claim(struct caid_client *client, struct claims *claims)
     forget_heard(client);
     LIST_FOREACH(bracket, &table->all, of_table)
         if (bracket->granted && !bracket->has_ended)
-            claim_open(bracket, claims);
+            inventory_open(bracket, inventory);
         else if (!bracket->granted) /* it may have been, without our hearing of it */
-            claim_end(bracket, &undone, claims);
+            inventory_end(bracket, &undone, inventory);
     TAILQ_FOREACH(bracket, &table->unsent, of_list) {
-        claim_end(bracket, &bracket->end, claims);
-        claim_open(bracket, claims);
+        inventory_end(bracket, &bracket->end, inventory);
+        inventory_open(bracket, inventory);
     }
-    TAILQ_FOREACH(bracket, &table->told, of_list)
-        claim_end(bracket, &bracket->end, claims);
+    TAILQ_FOREACH(bracket, &table->sent, of_list)
+        inventory_end(bracket, &bracket->end, inventory);
 }
 
 /* Ends a bracket that the daemon has opened. Under the client's lock. */
@@ -998,7 +999,7 @@ bracket_close(struct caid_client *client)
 const struct feature bracket_feature = {
     .has_unsent = has_unsent,
     .flush = flush,
-    .claim = brackets_claim,
+    .take_inventory = brackets_inventory,
     .lost = lost,
 };
 

@@ -41,7 +41,7 @@ struct bracket_table { /* under the client's lock */
     uint64_t last_id;  /* of a bracket */
     struct spin spin;  /* for begins */
     struct bracket_list unsent;
-    struct bracket_list told;      /* ended, of a write: the daemon may not have heard of it */
+    struct bracket_list sent;      /* ended, of a write: the daemon may not have heard of it */
     LIST_HEAD(, caid_bracket) all; /* that are not over */
 };
 

@@ -444,9 +444,10 @@ drop_pages(struct caid_client *client)
 static bool
 can_be_freed(const struct caid_client *client, const struct page *page)
 {
-    bool told = page->drop == PAGE_DROPPED || (page->drop == PAGE_TO_DROP && client->lost.code);
+    bool is_dropped = page->drop == PAGE_DROPPED ||
+                      (page->drop == PAGE_TO_DROP && client->lost.code);
 
-    return told && can_go(page) && is_settled(client, page);
+    return is_dropped && can_go(page) && is_settled(client, page);
 }
 
 /* NULL: there is none. */
@@ -654,17 +655,17 @@ pages_abandon(struct caid_client *client)
 }
 
 static void
-pages_claim(struct caid_client *client, struct claims *claims)
+pages_inventory(struct caid_client *client, struct inventory *inventory)
 {
     const struct page *page;
 
     LIST_FOREACH(page, &client->pages->all, of_table)
         if (page->own && page->drop == PAGE_KEPT)
-            claims_add(claims, CLAIM_PAGE, page->id);
+            inventory_add(inventory, INVENTORY_PAGE, page->id);
 }
 
 const struct feature page_feature = {
-    .claim = pages_claim,
+    .take_inventory = pages_inventory,
     .has_unsent = has_unsent,
     .flush = flush,
     .due = page_due,

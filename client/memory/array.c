@@ -48,7 +48,7 @@ array_new(struct caid_client *client, const struct array_spec *spec)
     array->info.pool = text_put(&text, spec->pool);
     array->info.metadata = text_put(&text, spec->metadata);
     array->info.mapped_ordinal = array->info.mapped_device = -1;
-    array->told = &array->info;
+    array->current = &array->info;
     return array;
 }
 
@@ -69,7 +69,7 @@ array_free(struct caid_array *array)
 const struct caid_array_info *
 caid_array_get_info(const struct caid_array *array)
 {
-    return array ? atomic_load_explicit(&array->told, memory_order_acquire) : NULL;
+    return array ? atomic_load_explicit(&array->current, memory_order_acquire) : NULL;
 }
 
 /* ---- getting ---- */
@@ -246,14 +246,14 @@ reap(struct caid_client *client, struct reaped_queue *closed)
 }
 
 static void
-arrays_claim(struct caid_client *client, struct claims *claims)
+arrays_inventory(struct caid_client *client, struct inventory *inventory)
 {
     const struct caid_array *array;
 
     LIST_FOREACH(array, &client->leases->arrays, of_leases) {
-        enum claim kind = array->info.readonly ? CLAIM_READ : CLAIM_WRITE;
-        claims_add(claims, kind, array->lease);
-        claims_add(claims, kind, array->id);
+        enum inventory_kind kind = array->info.readonly ? INVENTORY_READ : INVENTORY_WRITE;
+        inventory_add(inventory, kind, array->lease);
+        inventory_add(inventory, kind, array->id);
     }
 }
 
@@ -273,7 +273,7 @@ lost_lease(struct caid_client *client, uint64_t lease)
 }
 
 const struct feature array_feature = {.reap = reap,
-                                      .claim = arrays_claim,
+                                      .take_inventory = arrays_inventory,
                                       .lost_lease = lost_lease};
 
 /* Where the client has no thread, this one waits. */

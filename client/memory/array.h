@@ -42,7 +42,7 @@ struct caid_array {
     uint32_t place;                   /* gpu.h: that it is mapped for, if it has memory */
     struct array_text *texts;         /* under the client's lock */
     /* What caid_array_get_info() tells: of the last text, or info. */
-    const struct caid_array_info *_Atomic told;
+    const struct caid_array_info *_Atomic current;
 
     /* Once closed (drain.h). */
     struct reaped reaped;

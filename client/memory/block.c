@@ -543,16 +543,16 @@ blocks_deinit(struct caid_client *client)
 }
 
 static void
-blocks_claim(struct caid_client *client, struct claims *claims)
+blocks_inventory(struct caid_client *client, struct inventory *inventory)
 {
     struct block *block;
 
     RB_FOREACH(block, block_tree, &client->blocks->tree)
-        claims_add(claims, CLAIM_BLOCK, block->id);
+        inventory_add(inventory, INVENTORY_BLOCK, block->id);
 }
 
 const struct feature block_feature = {
-    .claim = blocks_claim,
+    .take_inventory = blocks_inventory,
     .due = due,
     .tidy = blocks_tidy,
     .tidy_here = tidy_here,

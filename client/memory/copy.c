@@ -299,17 +299,17 @@ word_size(const struct copier *c, uint64_t dst)
 static CUresult
 fill_row_by_copies(struct copier *c, uint64_t dst)
 {
-    struct copier part = *c;
+    struct copier piece = *c;
 
-    part.width = c->element_size;
-    CUresult result = copy_row(&part, dst, (uintptr_t)c->element);
-    part.src_on_host = false;
-    for (size_t done = part.width; result == CUDA_SUCCESS && done < c->width;
-         done += part.width) {
-        part.width = done < c->width - done ? done : c->width - done;
-        result = copy_row(&part, dst + done, dst);
+    piece.width = c->element_size;
+    CUresult result = copy_row(&piece, dst, (uintptr_t)c->element);
+    piece.src_on_host = false;
+    for (size_t done = piece.width; result == CUDA_SUCCESS && done < c->width;
+         done += piece.width) {
+        piece.width = done < c->width - done ? done : c->width - done;
+        result = copy_row(&piece, dst + done, dst);
     }
-    c->call = part.call;
+    c->call = piece.call;
     return result;
 }
 

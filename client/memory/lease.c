@@ -115,7 +115,7 @@ lost(struct caid_client *client)
 
 /* What was closed before is not claimed. */
 static void
-leases_claim(struct caid_client *client, struct claims *claims UNUSED)
+leases_inventory(struct caid_client *client, struct inventory *inventory UNUSED)
 {
     lost(client);
 }
@@ -143,7 +143,7 @@ leases_deinit(struct caid_client *client)
 const struct feature lease_feature = {
     .has_unsent = has_unsent,
     .flush = flush,
-    .claim = leases_claim,
+    .take_inventory = leases_inventory,
     .lost_lease = lost_lease,
     .lost = lost,
     .deinit = leases_deinit,

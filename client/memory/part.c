@@ -16,7 +16,7 @@ struct part {
     uint64_t id;
     struct part_hook hook; /* released NULL: none, or forgotten */
     bool named; /* by the answer that is being read, or by one that ended the connection */
-    bool told;
+    bool reported;
     void (*gone)(void *userdata);
     void *userdata;
 };
@@ -113,9 +113,9 @@ part_report(struct caid_client *client, struct part *part)
     struct part_table *table = client->parts;
 
     RB_REMOVE(part_ids, &table->live, part);
-    part->told = true;
+    part->reported = true;
     if (part->hook.released)
-        TAILQ_INSERT_TAIL(&table->told, part, entry);
+        TAILQ_INSERT_TAIL(&table->reported, part, entry);
     else
         pass_on(table, part);
 }
@@ -125,7 +125,8 @@ has_news(const struct caid_client *client)
 {
     const struct part_table *table = client->parts;
 
-    return !TAILQ_EMPTY(&table->told) || !TAILQ_EMPTY(&table->gone) || table->failed.code != 0;
+    return !TAILQ_EMPTY(&table->reported) || !TAILQ_EMPTY(&table->gone) ||
+           table->failed.code != 0;
 }
 
 static int
@@ -168,7 +169,7 @@ part_table_init(struct part_table *table)
 
     RB_INIT(&table->live);
     RB_INIT(&table->hooked);
-    TAILQ_INIT(&table->told);
+    TAILQ_INIT(&table->reported);
     TAILQ_INIT(&table->running);
     TAILQ_INIT(&table->gone);
     pthread_cond_init(&table->idle, NULL);
@@ -187,7 +188,7 @@ run_hook(struct caid_client *client, struct part *part)
     struct part_hook hook = part->hook;
 
     drop_hook(table, part);
-    TAILQ_REMOVE(&table->told, part, entry);
+    TAILQ_REMOVE(&table->reported, part, entry);
     TAILQ_INSERT_TAIL(&table->running, part, entry);
     pthread_mutex_unlock(&client->lock);
     hook.released(hook.userdata);
@@ -202,7 +203,7 @@ run_hooks(struct caid_client *client)
 {
     struct part *part;
 
-    while ((part = TAILQ_FIRST(&client->parts->told)))
+    while ((part = TAILQ_FIRST(&client->parts->reported)))
         run_hook(client, part);
 }
 
@@ -267,7 +268,7 @@ part_poll(struct caid_client *client)
     client_enter_anyway(client);
     if (!RB_EMPTY(&table->live))
         call_dispatch(client);
-    if (!TAILQ_EMPTY(&table->told)) {
+    if (!TAILQ_EMPTY(&table->reported)) {
         run_hooks(client);
         raise_again(client);
     }
@@ -299,9 +300,9 @@ static void
 forget_hook(struct part_table *table, struct part *part)
 {
     drop_hook(table, part);
-    if (!part->told)
+    if (!part->reported)
         return;
-    TAILQ_REMOVE(&table->told, part, entry);
+    TAILQ_REMOVE(&table->reported, part, entry);
     pass_on(table, part);
 }
 
@@ -385,22 +386,22 @@ parts_abandon(struct caid_client *client)
         RB_REMOVE(part_ids, &table->live, part);
         free(part);
     }
-    free_list(&table->told);
+    free_list(&table->reported);
     free_list(&table->running);
     free_list(&table->gone);
 }
 
 static void
-parts_claim(struct caid_client *client, struct claims *claims)
+parts_inventory(struct caid_client *client, struct inventory *inventory)
 {
     struct part *part;
 
     RB_FOREACH(part, part_ids, &client->parts->live)
-        claims_add(claims, CLAIM_PART, part->id);
+        inventory_add(inventory, INVENTORY_PART, part->id);
 }
 
 const struct feature part_feature = {
-    .claim = parts_claim,
+    .take_inventory = parts_inventory,
     .has_news = has_news,
     .deliver = deliver,
     .abandon = parts_abandon,
@@ -443,8 +444,8 @@ publish_over(struct caid_client *client, struct call *call)
 
     free(publishing);
     if (part && part->hook.released && refused) {
-        part->told = true;
-        TAILQ_INSERT_TAIL(&client->parts->told, part, entry);
+        part->reported = true;
+        TAILQ_INSERT_TAIL(&client->parts->reported, part, entry);
     } else if (part) {
         drop_hook(client->parts, part);
         free(part);

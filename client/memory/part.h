@@ -46,14 +46,14 @@ struct part_hook {
     void *userdata;
 };
 
-struct part_table {           /* under the client's lock */
-    struct part_ids live;     /* that have not been told, by id */
-    struct part_hooks hooked; /* those whose hook has not begun to run, by its userdata */
-    struct part_list told;    /* whose hook is to run */
-    struct part_list running; /* whose hook runs */
-    struct part_list gone;    /* whose `gone` is to run */
-    pthread_cond_t idle;      /* a hook has run */
-    uint64_t last;            /* id of a part; the next one's is higher */
+struct part_table {            /* under the client's lock */
+    struct part_ids live;      /* that have not been told, by id */
+    struct part_hooks hooked;  /* those whose hook has not begun to run, by its userdata */
+    struct part_list reported; /* whose hook is to run */
+    struct part_list running;  /* whose hook runs */
+    struct part_list gone;     /* whose `gone` is to run */
+    pthread_cond_t idle;       /* a hook has run */
+    uint64_t last;             /* id of a part; the next one's is higher */
     struct call request;
     struct caid_error failed; /* the daemon's refusal, until it has been told; code 0: none */
 };

@@ -22,14 +22,14 @@ apply(struct caid_array *array, struct array_text *text, uint64_t generation)
 {
     const char *name = text->info.name, *metadata = text->info.metadata;
 
-    text->info = *array->told;
+    text->info = *array->current;
     text->info.name = name;
     text->info.generation = generation;
     if (metadata)
         text->info.metadata = metadata;
     text->next = array->texts;
     array->texts = text;
-    atomic_store_explicit(&array->told, &text->info, memory_order_release);
+    atomic_store_explicit(&array->current, &text->info, memory_order_release);
 }
 
 /* Applied here, in the order in which the daemon did it; not where the call was left: its caller

@@ -27,14 +27,14 @@
 /* ---- what is claimed ---- */
 
 void
-claims_add(struct claims *claims, enum claim claim, uint64_t value)
+inventory_add(struct inventory *inventory, enum inventory_kind kind, uint64_t value)
 {
-    struct claim_list *list = &claims->lists[claim];
+    struct inventory_list *list = &inventory->lists[kind];
 
     if (list->n == list->capacity) {
         size_t capacity = list->capacity ? 2 * list->capacity : 64;
         uint64_t *v = reallocarray(list->v, capacity, sizeof(v[0]));
-        claims->failed |= !v;
+        inventory->failed |= !v;
         if (!v)
             return;
         list->v = v;
@@ -44,25 +44,25 @@ claims_add(struct claims *claims, enum claim claim, uint64_t value)
 }
 
 void
-claims_add_begin(struct claims *claims, const struct msg_begin_params *params)
+inventory_add_begin(struct inventory *inventory, const struct msg_begin_params *params)
 {
     const struct msg_u64s *read = &params->read, *write = &params->write;
 
-    claims_add(claims, CLAIM_BEGIN, params->bracket);
-    claims_add(claims, CLAIM_BEGIN, params->thread);
-    claims_add(claims, CLAIM_BEGIN, read->n);
-    claims_add(claims, CLAIM_BEGIN, write->n);
+    inventory_add(inventory, INVENTORY_BEGIN, params->bracket);
+    inventory_add(inventory, INVENTORY_BEGIN, params->thread);
+    inventory_add(inventory, INVENTORY_BEGIN, read->n);
+    inventory_add(inventory, INVENTORY_BEGIN, write->n);
     for (uint32_t i = 0; i < read->n; i++)
-        claims_add(claims, CLAIM_BEGIN, read->v[i]);
+        inventory_add(inventory, INVENTORY_BEGIN, read->v[i]);
     for (uint32_t i = 0; i < write->n; i++)
-        claims_add(claims, CLAIM_BEGIN, write->v[i]);
+        inventory_add(inventory, INVENTORY_BEGIN, write->v[i]);
 }
 
 static void
-claims_deinit(struct claims *claims)
+inventory_deinit(struct inventory *inventory)
 {
-    for (size_t i = 0; i < N_CLAIMS; i++)
-        free(claims->lists[i].v);
+    for (size_t i = 0; i < N_INVENTORY; i++)
+        free(inventory->lists[i].v);
 }
 
 /* ---- a talk with the daemon, before anybody else has one ---- */
@@ -123,7 +123,7 @@ resume_ask(struct caid_client *talk, enum msg_method method, const void *params,
 /* ---- the claims ---- */
 
 static struct msg_u64s
-take_some(struct claim_list *list, size_t *at, uint32_t width, uint32_t *room)
+take_some(struct inventory_list *list, size_t *at, uint32_t width, uint32_t *room)
 {
     size_t left = (list->n - *at) / width, n = left < *room ? left : *room;
     struct msg_u64s some = {.v = n ? list->v + *at : NULL, .n = (uint32_t)n * width};
@@ -135,45 +135,46 @@ take_some(struct claim_list *list, size_t *at, uint32_t width, uint32_t *room)
 
 static int
 ask_resume(struct caid_client *talk, const struct msg_resume_params *params,
-           struct claims *claims, struct caid_error *why)
+           struct inventory *inventory, struct caid_error *why)
 {
     _cleanup_reply_ struct reply reply = {0};
     struct msg_resume_result result;
     int r = resume_ask(talk, MSG_RESUME, params, &reply, &result, why);
 
     for (uint32_t i = 0; r == 0 && i < result.lost.n; i++)
-        claims_add(claims, CLAIM_LOST, result.lost.v[i]);
-    return r == 0 && claims->failed ? -ENOMEM : r;
+        inventory_add(inventory, INVENTORY_LOST, result.lost.v[i]);
+    return r == 0 && inventory->failed ? -ENOMEM : r;
 }
 
 /* Leases come after the blocks that they are in, and ends after the pages of their fences. */
 static int
-tell_claims(struct caid_client *talk, struct claims *claims, struct caid_error *why)
+send_inventory(struct caid_client *talk, struct inventory *inventory, struct caid_error *why)
 {
-    struct claim_list *l = claims->lists;
-    size_t at[N_CLAIMS] = {0};
+    struct inventory_list *l = inventory->lists;
+    size_t at[N_INVENTORY] = {0};
     uint32_t room;
     int r = 0;
 
     do {
         room = PROTO_RESUME_MAX;
         const struct msg_resume_params params = {
-            .blocks = take_some(&l[CLAIM_BLOCK], &at[CLAIM_BLOCK], 1, &room),
-            .pages = take_some(&l[CLAIM_PAGE], &at[CLAIM_PAGE], 1, &room),
-            .parts = take_some(&l[CLAIM_PART], &at[CLAIM_PART], 1, &room),
-            .read = take_some(&l[CLAIM_READ], &at[CLAIM_READ], 2, &room),
-            .write = take_some(&l[CLAIM_WRITE], &at[CLAIM_WRITE], 2, &room),
-            .ended = take_some(&l[CLAIM_ENDED], &at[CLAIM_ENDED], 5, &room),
+            .blocks = take_some(&l[INVENTORY_BLOCK], &at[INVENTORY_BLOCK], 1, &room),
+            .pages = take_some(&l[INVENTORY_PAGE], &at[INVENTORY_PAGE], 1, &room),
+            .parts = take_some(&l[INVENTORY_PART], &at[INVENTORY_PART], 1, &room),
+            .read = take_some(&l[INVENTORY_READ], &at[INVENTORY_READ], 2, &room),
+            .write = take_some(&l[INVENTORY_WRITE], &at[INVENTORY_WRITE], 2, &room),
+            .ended = take_some(&l[INVENTORY_ENDED], &at[INVENTORY_ENDED], 5, &room),
         };
-        r = ask_resume(talk, &params, claims, why);
+        r = ask_resume(talk, &params, inventory, why);
     } while (r == 0 && room == 0);
     return r;
 }
 
 static int
-tell_brackets(struct caid_client *talk, const struct claims *claims, struct caid_error *why)
+send_brackets(struct caid_client *talk, const struct inventory *inventory,
+              struct caid_error *why)
 {
-    const struct claim_list *list = &claims->lists[CLAIM_BEGIN];
+    const struct inventory_list *list = &inventory->lists[INVENTORY_BEGIN];
     int r = 0;
 
     for (size_t i = 0; r == 0 && i < list->n;) {
@@ -195,63 +196,63 @@ tell_brackets(struct caid_client *talk, const struct claims *claims, struct caid
 }
 
 static bool
-are_none(const struct claims *claims)
+are_none(const struct inventory *inventory)
 {
-    for (size_t i = 0; i < N_CLAIMED; i++)
-        if (claims->lists[i].n > 0)
+    for (size_t i = 0; i < N_INVENTORY_OWN; i++)
+        if (inventory->lists[i].n > 0)
             return false;
-    return claims->deferring == 0;
+    return inventory->deferring == 0;
 }
 
 /* Of more, the daemon does not know what it has answered. */
 static void
-claim_call(struct claims *claims, enum claim claim, const struct call *call)
+inventory_call(struct inventory *inventory, enum inventory_kind kind, const struct call *call)
 {
-    if (claims->lists[claim].n < PROTO_RESUME_MAX / 2)
-        claims_add(claims, claim, call->seq);
+    if (inventory->lists[kind].n < PROTO_RESUME_MAX / 2)
+        inventory_add(inventory, kind, call->seq);
 }
 
 /* What is repeated may have been carried out; of that, the daemon that comes next knows. */
 static void
-claim_calls(struct caid_client *client, struct claims *claims)
+inventory_calls(struct caid_client *client, struct inventory *inventory)
 {
     const struct call *call;
 
     TAILQ_FOREACH(call, &client->calls, entry)
         if (call->method == MSG_TAKE && !call->left)
-            claim_call(claims, CLAIM_REPEAT, call);
+            inventory_call(inventory, INVENTORY_REPEAT, call);
         else if (call->method == MSG_CREATE && call->left)
-            claim_call(claims, CLAIM_UNDO, call);
-    claims->failed |= call_repeat_all(client) < 0;
+            inventory_call(inventory, INVENTORY_UNDO, call);
+    inventory->failed |= call_repeat_all(client) < 0;
 }
 
 static struct msg_u64s
-all_of(const struct claim_list *list)
+all_of(const struct inventory_list *list)
 {
     return (struct msg_u64s){.v = list->v, .n = (uint32_t)list->n};
 }
 
 static int
-tell_done(struct caid_client *talk, struct claims *claims, struct caid_error *why)
+send_done(struct caid_client *talk, struct inventory *inventory, struct caid_error *why)
 {
     const struct msg_resume_params params = {
-        .repeats = all_of(&claims->lists[CLAIM_REPEAT]),
-        .undo = all_of(&claims->lists[CLAIM_UNDO]),
-        .deferring = claims->deferring,
+        .repeats = all_of(&inventory->lists[INVENTORY_REPEAT]),
+        .undo = all_of(&inventory->lists[INVENTORY_UNDO]),
+        .deferring = inventory->deferring,
         .done = true,
     };
 
-    return ask_resume(talk, &params, claims, why);
+    return ask_resume(talk, &params, inventory, why);
 }
 
 /* Under the client's lock. */
 static int
-collect(struct caid_client *client, struct claims *claims)
+collect(struct caid_client *client, struct inventory *inventory)
 {
-    FEATURES_DO(client, claim, client, claims);
-    claim_calls(client, claims);
-    claims->deferring = client->deferring;
-    return claims->failed ? -ENOMEM : 0;
+    FEATURES_DO(client, take_inventory, client, inventory);
+    inventory_calls(client, inventory);
+    inventory->deferring = client->deferring;
+    return inventory->failed ? -ENOMEM : 0;
 }
 
 static bool
@@ -265,19 +266,19 @@ is_ending(struct caid_client *client)
 
 /* Who has nothing need not be known. */
 static int
-tell_all(struct caid_client *client, struct caid_client *talk, struct claims *claims,
+send_all(struct caid_client *client, struct caid_client *talk, struct inventory *inventory,
          bool is_known, struct caid_error *why)
 {
-    int r = is_known || are_none(claims) ? 0 : -EREMOTEIO;
+    int r = is_known || are_none(inventory) ? 0 : -EREMOTEIO;
 
     if (r == 0 && is_known)
-        r = tell_claims(talk, claims, why);
+        r = send_inventory(talk, inventory, why);
     if (r == 0 && is_known)
-        r = tell_brackets(talk, claims, why);
+        r = send_brackets(talk, inventory, why);
     if (r == 0 && is_known && is_ending(client))
         r = -ECANCELED; /* else it could not say any more that it leaves */
     if (r == 0 && is_known)
-        r = tell_done(talk, claims, why);
+        r = send_done(talk, inventory, why);
     return r;
 }
 
@@ -352,7 +353,7 @@ replace_socket(struct caid_client *client, struct caid_client *talk)
 
 /* Their arrays are told. */
 static void
-lose_leases(struct caid_client *client, const struct claim_list *lost)
+lose_leases(struct caid_client *client, const struct inventory_list *lost)
 {
     for (size_t i = 0; i < lost->n; i++)
         FEATURES_DO(client, lost_lease, client, lost->v[i]);
@@ -363,15 +364,15 @@ static int
 come_back(struct caid_client *client, struct caid_client *talk, bool is_known,
           struct caid_error *why)
 {
-    _cleanup_(claims_deinit) struct claims claims = {0};
+    _cleanup_(inventory_deinit) struct inventory inventory = {0};
     struct resume *resume = &client->resume;
 
     while (client->reading) /* of the socket that is shut down */
         wake_wait(&resume->wake, &client->lock, clock_now_ns() + PAUSE_MIN_NS);
-    int r = collect(client, &claims);
+    int r = collect(client, &inventory);
     pthread_mutex_unlock(&client->lock);
     if (r == 0)
-        r = tell_all(client, talk, &claims, is_known, why);
+        r = send_all(client, talk, &inventory, is_known, why);
     pthread_mutex_lock(&client->lock);
     if (r == 0 && (!client->away || resume->ends))
         r = -ECANCELED;
@@ -379,7 +380,7 @@ come_back(struct caid_client *client, struct caid_client *talk, bool is_known,
         r = replace_socket(client, talk);
     if (r < 0)
         return r;
-    lose_leases(client, &claims.lists[CLAIM_LOST]);
+    lose_leases(client, &inventory.lists[INVENTORY_LOST]);
     client->away = false;
     resume->n_returns++;
     call_end_unrepeated(client);
@@ -440,18 +441,18 @@ tell_return(struct caid_client *client)
 }
 
 static void
-claim_creates(const struct caid_client *client, struct claims *undone)
+inventory_creates(const struct caid_client *client, struct inventory *undone)
 {
     const struct call *call;
 
     TAILQ_FOREACH(call, &client->calls, entry)
         if (call->method == MSG_CREATE)
-            claim_call(undone, CLAIM_UNDO, call);
+            inventory_call(undone, INVENTORY_UNDO, call);
 }
 
 /* What calls have made that will not hear of it is to be undone, where that can be said. */
 static void
-seek_until(struct caid_client *client, struct claims *undone)
+seek_until(struct caid_client *client, struct inventory *undone)
 {
     struct resume *resume = &client->resume;
     uint64_t pause_ns = PAUSE_MIN_NS;
@@ -460,7 +461,7 @@ seek_until(struct caid_client *client, struct claims *undone)
     while (client->away && !resume->ends) {
         int r = seek(client);
         if (r < 0 && clock_now_ns() >= resume->since_ns + resume->timeout_ns) {
-            claim_creates(client, undone);
+            inventory_creates(client, undone);
             client_lose(client, CAID_ERR_DISCONNECTED,
                         "%s: the daemon has gone, and has not come back in %g s",
                         client->socket, (double)resume->timeout_ns / NSEC_PER_SEC);
@@ -495,7 +496,7 @@ await_hangup(struct caid_client *client)
  * since the program need not wait for that. */
 struct farewell {
     struct caid_client *as;
-    struct claims undone;
+    struct inventory undone;
     uint64_t until_ns;
 };
 
@@ -503,7 +504,7 @@ static void
 farewell_free(struct farewell *farewell)
 {
     client_unref(farewell->as);
-    claims_deinit(&farewell->undone);
+    inventory_deinit(&farewell->undone);
     free(farewell);
 }
 
@@ -513,7 +514,7 @@ say_goodbye(struct farewell *farewell)
 {
     _cleanup_reply_ struct reply reply = {0};
     const struct msg_resume_params params = {
-        .undo = all_of(&farewell->undone.lists[CLAIM_UNDO]),
+        .undo = all_of(&farewell->undone.lists[INVENTORY_UNDO]),
         .done = true,
         .leaves = true,
     };
@@ -546,7 +547,7 @@ run_farewell(void *userdata)
 }
 
 static void
-resume_leave(const struct caid_client *client, struct claims *undone)
+resume_leave(const struct caid_client *client, struct inventory *undone)
 {
     struct farewell *farewell = calloc(1, sizeof(*farewell));
     pthread_t thread;
@@ -556,7 +557,7 @@ resume_leave(const struct caid_client *client, struct claims *undone)
         return;
     }
     farewell->undone = *undone;
-    *undone = (struct claims){0};
+    *undone = (struct inventory){0};
     farewell->until_ns = clock_now_ns() + FAREWELL_NS;
     if (thread_spawn(&thread, run_farewell, farewell) == 0)
         pthread_detach(thread);
@@ -567,7 +568,7 @@ resume_leave(const struct caid_client *client, struct claims *undone)
 static void *
 resume_run(void *userdata)
 {
-    _cleanup_(claims_deinit) struct claims undone = {0};
+    _cleanup_(inventory_deinit) struct inventory undone = {0};
     struct caid_client *client = userdata;
     bool was_away = false;
 

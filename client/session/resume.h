@@ -36,26 +36,26 @@ struct caid_client;
 struct feature;
 struct msg_begin_params;
 
-enum claim { /* the lists of msg_resume_params, and: */
-    CLAIM_READ,
-    CLAIM_WRITE,
-    CLAIM_BLOCK,
-    CLAIM_PAGE,
-    CLAIM_PART,
-    CLAIM_ENDED,
-    CLAIM_BEGIN, /* brackets that are open: claims_add_begin() */
-    N_CLAIMED,   /* those that follow say nothing of what the client has */
-    CLAIM_REPEAT = N_CLAIMED,
-    CLAIM_UNDO,
-    CLAIM_LOST, /* the daemon's answer: leases that cannot be had again */
-    N_CLAIMS,
+enum inventory_kind { /* the lists of msg_resume_params, and: */
+    INVENTORY_READ,
+    INVENTORY_WRITE,
+    INVENTORY_BLOCK,
+    INVENTORY_PAGE,
+    INVENTORY_PART,
+    INVENTORY_ENDED,
+    INVENTORY_BEGIN, /* brackets that are open: inventory_add_begin() */
+    N_INVENTORY_OWN, /* those that follow say nothing of what the client has */
+    INVENTORY_REPEAT = N_INVENTORY_OWN,
+    INVENTORY_UNDO,
+    INVENTORY_LOST, /* the daemon's answer: leases that cannot be had again */
+    N_INVENTORY,
 };
 
-struct claims {
-    struct claim_list {
+struct inventory {
+    struct inventory_list {
         uint64_t *v;
         size_t n, capacity;
-    } lists[N_CLAIMS];
+    } lists[N_INVENTORY];
 
     uint32_t deferring;
     bool failed; /* there was no memory */
@@ -84,6 +84,6 @@ void resume_need(struct caid_client *client);
 /* The client closes: nobody comes back any more. Drops the lock meanwhile. */
 void resume_stop(struct caid_client *client);
 
-void claims_add(struct claims *claims, enum claim claim, uint64_t value);
+void inventory_add(struct inventory *inventory, enum inventory_kind kind, uint64_t value);
 /* Of a bracket that is open. */
-void claims_add_begin(struct claims *claims, const struct msg_begin_params *params);
+void inventory_add_begin(struct inventory *inventory, const struct msg_begin_params *params);

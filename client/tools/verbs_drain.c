@@ -60,15 +60,15 @@ drain_print(const struct remains *rest)
 static int
 wait_for_all(struct ctl *ctl)
 {
-    _cleanup_free_ char *told = NULL;
+    _cleanup_free_ char *printed = NULL;
     struct remains rest;
     int r;
 
     while ((r = look(ctl, &rest)) == 0 && rest.arrays > 0) {
-        if (!ctl->json && (!told || strcmp(told, rest.text) != 0))
+        if (!ctl->json && (!printed || strcmp(printed, rest.text) != 0))
             drain_print(&rest);
-        free(told);
-        told = rest.text;
+        free(printed);
+        printed = rest.text;
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
         r = caid_drain(ctl->client, true, &ctl->error);
         if (r < 0)

@@ -378,11 +378,11 @@ block_use(struct core *core, struct block *block)
 }
 
 void
-block_know_claims(struct core *core, struct hold *hold)
+block_know_use(struct core *core, struct hold *hold)
 {
-    hold->awaited = false;
+    hold->unresumed = false;
     hold->landing = true;
-    hold->block->n_awaited--;
+    hold->block->n_unresumed--;
     hold->block->n_landing++;
     doubts_know(&core->known, &hold->block->doubts);
 }
@@ -394,9 +394,9 @@ block_know_hold(struct core *core, struct hold *hold, bool stays)
 
     if (!hold->before)
         return;
-    block->n_awaited -= hold->awaited;
+    block->n_unresumed -= hold->unresumed;
     block->n_landing -= hold->landing;
-    hold->awaited = hold->landing = false;
+    hold->unresumed = hold->landing = false;
     if (!stays) {
         hold->before = false;
         if (--block->n_before == 0 && block->aside)

@@ -35,10 +35,10 @@ struct hold {
     };
 
     uint64_t n_leases;
-    bool before;  /* by a connection of an earlier core: restore.h */
-    bool awaited; /* of a former one: former.h */
-    bool landing; /* of one that was, and has streams that are still to store something */
-    bool claimed; /* which has told of it */
+    bool before;    /* by a connection of an earlier core: restore.h */
+    bool unresumed; /* of a former one: former.h */
+    bool landing;   /* of one that was, and has streams that are still to store something */
+    bool resumed;   /* which has told of it */
 };
 
 /* What one is charged. */
@@ -73,9 +73,9 @@ struct block {
     uint64_t ipc[CORE_HANDLE_WORDS];
     struct waiter_list waiters; /* while it is allocated */
     struct hold_list holds;
-    uint32_t n_before;  /* of those, by connections of an earlier core: restore.h */
-    uint32_t n_awaited; /* and by those of whom it is not known what for: former.h */
-    uint32_t n_landing; /* and by those of whom it is, while their streams may use it */
+    uint32_t n_before;    /* of those, by connections of an earlier core: restore.h */
+    uint32_t n_unresumed; /* and by those of whom it is not known what for: former.h */
+    uint32_t n_landing;   /* and by those of whom it is, while their streams may use it */
     struct doubts doubts;
     struct range *aside; /* what was free then, one by the link of the other, until they end */
     LIST_ENTRY(block) of_aside; /* core->aside, from then on until all is put back */
@@ -139,7 +139,7 @@ void block_retire(struct core *core, struct block *block);
 void block_destroy(struct core *core, struct block *block);
 
 /* It is known what for, but for what streams do. */
-void block_know_claims(struct core *core, struct hold *hold);
+void block_know_use(struct core *core, struct hold *hold);
 /* A hold is like any other from now on; `stays`: set aside for it is what is free, as before. */
 void block_know_hold(struct core *core, struct hold *hold, bool stays);
 /* A hold without leases goes. */

@@ -232,7 +232,7 @@ bracket_charge(struct core *core, struct bracket *bracket, uint32_t n, struct re
     size_t host = BRACKET_HOST + n * CLAIM_HOST;
     int rc;
 
-    if (conn->resuming) /* as of former_claim_leases() */
+    if (conn->resuming) /* as of former_resume_leases() */
         return user_check(conn->user, RES_BRACKETS, n, r)
                    ? REFUSED
                    : charge_init(&bracket->charge, conn->user, RES_BRACKETS, n, host, NULL);
@@ -305,7 +305,7 @@ bracket_insert(struct core *core, struct bracket *bracket)
 static void
 resume_claim(struct conn *conn, struct claim *claim)
 {
-    bool is_ours = !claim->write || former_claim_write(conn, claim->use->array);
+    bool is_ours = !claim->write || former_resume_write(conn, claim->use->array);
 
     if (is_ours && use_resume(claim))
         return;
@@ -336,7 +336,7 @@ bracket_unresume(struct core *core, struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         if (bracket->claims[i].use && bracket->claims[i].write)
-            former_unclaim_write(bracket->conn, bracket->claims[i].use->array);
+            former_unresume_write(bracket->conn, bracket->claims[i].use->array);
     bracket_free(core, bracket);
 }
 

@@ -90,7 +90,7 @@ conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct u
 }
 
 void
-conn_return(struct core *core, struct conn *former, struct conn *conn)
+conn_take_over(struct core *core, struct conn *former, struct conn *conn)
 {
     struct entry *forget = TAKE_PTR(conn->let_go);
     struct charge charge = former->charge;
@@ -108,7 +108,7 @@ conn_return(struct core *core, struct conn *former, struct conn *conn)
     former->charge = conn->charge;
     memcpy(former->token, conn->token, sizeof(conn->token));
     memcpy(former->client, conn->client, sizeof(conn->client));
-    former->greeted = former->returned = true;
+    former->greeted = former->resumed = true;
     former->reported = former->closing = former->departed = former->is_held_back = false;
     former->stage = 0;
     RB_INSERT(conns, &core->conns, former);
@@ -167,7 +167,7 @@ drop_page_hold(struct core *core, struct conn *conn)
 static bool
 drop_timeline(struct core *core, struct conn *conn)
 {
-    struct timeline *timeline = former_is_awaited(conn) ? NULL : LIST_FIRST(&conn->timelines);
+    struct timeline *timeline = former_may_resume(conn) ? NULL : LIST_FIRST(&conn->timelines);
 
     if (timeline)
         timeline_free(core, timeline);
@@ -178,7 +178,7 @@ drop_timeline(struct core *core, struct conn *conn)
 static bool
 leave_ticket(struct core *core, struct conn *conn)
 {
-    struct ticket *ticket = former_is_awaited(conn) ? NULL : LIST_FIRST(&conn->tickets);
+    struct ticket *ticket = former_may_resume(conn) ? NULL : LIST_FIRST(&conn->tickets);
 
     if (ticket)
         ticket_leave(core, ticket);
@@ -195,7 +195,7 @@ depart_lease(struct core *core, struct conn *conn)
     if (!lease)
         return false;
     conn->looked_at = lease->id;
-    if (lease->hold && !former_is_awaited(conn)) {
+    if (lease->hold && !former_may_resume(conn)) {
         lease_depart(core, lease);
     } else {
         bracket_drop_lease(core, lease);
@@ -206,9 +206,9 @@ depart_lease(struct core *core, struct conn *conn)
 
 /* It is as if it had not told of it. */
 static bool
-unclaim_bracket(struct core *core, struct conn *conn)
+unresume_bracket(struct core *core, struct conn *conn)
 {
-    struct bracket *bracket = former_is_awaited(conn) ? RB_MIN(brackets, &conn->brackets)
+    struct bracket *bracket = former_may_resume(conn) ? RB_MIN(brackets, &conn->brackets)
                                                       : NULL;
 
     if (bracket)
@@ -291,7 +291,7 @@ exit_hold(struct core *core, struct conn *conn)
 
 /* NULL: what its process may use stays until that has exited, as what is awaited does. */
 static stage_fn *const stages[] = {
-    drop_request, drop_page_hold, drop_timeline, leave_ticket, unclaim_bracket,
+    drop_request, drop_page_hold, drop_timeline, leave_ticket, unresume_bracket,
     depart_lease, depart_bracket, depart_hold,   NULL,         leave_ticket,
     exit_bracket, exit_page,      exit_lease,    exit_hold,
 };
@@ -350,7 +350,7 @@ conn_end_one(struct core *core, struct conn *conn)
     stage = stages[conn->stage];
     if (!stage && !conn->exited && LIST_EMPTY(&conn->pages) && depart_hold(core, conn))
         return true;
-    if (!stage && !conn->exited && (conn_has_uses(conn) || former_is_awaited(conn)))
+    if (!stage && !conn->exited && (conn_has_uses(conn) || former_may_resume(conn)))
         return false;
     if (!stage)
         metrics_count(conn->user, COUNT_DEATHS, conn->exited && conn_has_uses(conn));
@@ -364,8 +364,8 @@ conn_end_one(struct core *core, struct conn *conn)
 void
 conn_end_some(struct core *core, struct conn *conn)
 {
-    TAILQ_REMOVE(&conn->user->leaving, conn, waiting);
-    conn->leaving = false;
+    TAILQ_REMOVE(&conn->user->ending, conn, waiting);
+    conn->ending = false;
     for (uint32_t i = 0; i < core->pieces; i++)
         if (!conn_end_one(core, conn))
             return;

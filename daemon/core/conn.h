@@ -40,7 +40,7 @@ struct conn {
     bool resumes;       /* its client will, after a restart */
     bool former;        /* of an earlier core, and has not told what it has: former.h */
     bool landing;       /* it has, and its streams are still to store something */
-    bool returned;      /* its client has, by another connection, whose number it has */
+    bool resumed;       /* its client has, by another connection, whose number it has */
     bool resuming;      /* it tells what its client has */
     bool leaves;        /* and has told that it uses nothing of it */
     bool closing;       /* a CORE_CLOSE is on its way: nothing more is taken or sent */
@@ -48,7 +48,7 @@ struct conn {
     bool reported;      /* to whoever drives the core: the exit of its process matters */
     bool exited;        /* its process has */
     bool is_held_back;  /* departed, and gives nothing up before all is back: restore.h */
-    bool leaving;       /* departed, and in its user's list: something may be left to be done */
+    bool ending;        /* departed, and in its user's list: something may be left to be done */
     uint32_t stage;     /* of its end */
     uint64_t looked_at; /* at that stage: the last one that may have stayed */
     uint32_t deferring; /* depth */
@@ -90,7 +90,7 @@ struct conn *conn_find(struct conns *conns, uint64_t id);
 int conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct user *user,
               struct refusal *r, struct conn **ret);
 /* A departed one that is awaited goes on as conn, which is gone. */
-void conn_return(struct core *core, struct conn *former, struct conn *conn);
+void conn_take_over(struct core *core, struct conn *former, struct conn *conn);
 /* Hangs up: it is in core->departed, and goes in pieces. */
 void conn_hangup(struct core *core, struct conn *conn);
 
@@ -98,10 +98,10 @@ void conn_hangup(struct core *core, struct conn *conn);
 static inline void
 conn_wake(struct conn *conn)
 {
-    if (conn->leaving || conn->is_held_back)
+    if (conn->ending || conn->is_held_back)
         return;
-    conn->leaving = true;
-    TAILQ_INSERT_HEAD(&conn->user->leaving, conn, waiting); /* one is done before the next */
+    conn->ending = true;
+    TAILQ_INSERT_HEAD(&conn->user->ending, conn, waiting); /* one is done before the next */
     user_wake(conn->user);
 }
 

@@ -32,7 +32,7 @@ done_find(const struct conn *conn, uint32_t request, enum msg_method method)
 {
     const struct done *done = &conn->done[request % DONE_MAX];
 
-    return conn->returned && done->method == method && done->request == request ? done : NULL;
+    return conn->resumed && done->method == method && done->request == request ? done : NULL;
 }
 
 bool

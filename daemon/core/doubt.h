@@ -15,7 +15,7 @@ enum doubt {
     DOUBT_NONE,
     DOUBT_PLACE,   /* who uses the place of a part */
     DOUBT_STREAMS, /* what streams do with it */
-    DOUBT_CLAIMS,  /* who has it, and who was writing it */
+    DOUBT_HOLDERS, /* who has it, and who was writing it */
     N_DOUBTS
 };
 

@@ -64,7 +64,7 @@ know_pools(struct core *core)
 
 /* It has told what it has, or will not. */
 static void
-end_claims(struct core *core, struct conn *conn)
+end_resume(struct core *core, struct conn *conn)
 {
     conn->former = conn->resuming = false;
     TAILQ_REMOVE(&conn->user->formers, conn, of_former);
@@ -83,8 +83,8 @@ begin_landing(struct core *core, struct conn *conn)
     TAILQ_INSERT_TAIL(&core->landing, conn, of_former);
     conn->user->n_landing++;
     RB_FOREACH(hold, holds, &conn->holds)
-        if (hold->awaited)
-            block_know_claims(core, hold);
+        if (hold->unresumed)
+            block_know_use(core, hold);
 }
 
 static void
@@ -102,7 +102,7 @@ former_end(struct core *core, struct conn *conn)
     struct hold *hold;
 
     if (conn->former)
-        end_claims(core, conn);
+        end_resume(core, conn);
     else if (conn->landing)
         end_landing(core, conn);
     else
@@ -134,8 +134,8 @@ former_keeps_place(const struct core *core, const struct user *user, pid_t pid)
     bool is_one = false;
 
     TAILQ_FOREACH(former, &user->formers, of_former) {
-        n += former_is_awaited(former);
-        is_one |= former_is_awaited(former) && former->pid == pid;
+        n += former_may_resume(former);
+        is_one |= former_may_resume(former) && former->pid == pid;
     }
     return is_one && user->used[RES_CONNECTIONS] < n;
 }
@@ -146,7 +146,7 @@ former_find(const struct conn *conn, struct msg_u64s token)
     struct conn *former;
 
     TAILQ_FOREACH(former, &conn->user->formers, of_former)
-        if (former_is_awaited(former) && former->pid == conn->pid && has_token(former, token))
+        if (former_may_resume(former) && former->pid == conn->pid && has_token(former, token))
             return former;
     return NULL;
 }
@@ -182,8 +182,8 @@ may_have(struct conn *conn, struct array *array, bool readonly)
 
 /* Its memory here is charged as what was restored is, whatever the limit. */
 static int
-claim_lease(struct core *core, struct conn *conn, uint64_t id, struct array *array,
-            bool readonly, struct refusal *r)
+resume_lease(struct core *core, struct conn *conn, uint64_t id, struct array *array,
+             bool readonly, struct refusal *r)
 {
     if (!lease_is_free(conn, id))
         return refuse(r, PROTO_ERR_INVALID, "lease %llu is none, or there already",
@@ -196,13 +196,13 @@ claim_lease(struct core *core, struct conn *conn, uint64_t id, struct array *arr
 }
 
 int
-former_claim_leases(struct core *core, struct conn *conn, struct msg_u64s pairs, bool readonly,
-                    uint64_t *lost, uint32_t *n_lost, struct refusal *r)
+former_resume_leases(struct core *core, struct conn *conn, struct msg_u64s pairs, bool readonly,
+                     uint64_t *lost, uint32_t *n_lost, struct refusal *r)
 {
     for (uint32_t i = 0; i + 1 < pairs.n; i += 2) {
-        int rc = claim_lease(core, conn, pairs.v[i],
-                             array_index_find(core->former_arrays, pairs.v[i + 1]), readonly,
-                             r);
+        int rc = resume_lease(core, conn, pairs.v[i],
+                              array_index_find(core->former_arrays, pairs.v[i + 1]), readonly,
+                              r);
         if (rc == GONE)
             lost[(*n_lost)++] = pairs.v[i];
         else if (rc)
@@ -212,7 +212,7 @@ former_claim_leases(struct core *core, struct conn *conn, struct msg_u64s pairs,
 }
 
 bool
-former_claim_write(struct conn *conn, struct array *array)
+former_resume_write(struct conn *conn, struct array *array)
 {
     struct use *use = array->use;
 
@@ -224,20 +224,19 @@ former_claim_write(struct conn *conn, struct array *array)
 }
 
 void
-former_unclaim_write(const struct conn *conn, struct array *array)
+former_unresume_write(const struct conn *conn, struct array *array)
 {
-    bool is_doubted = array->use->doubt == DOUBT_CLAIMS;
+    bool is_doubted = array->use->doubt == DOUBT_HOLDERS;
 
     array->abandoned |= !is_doubted;
     array->use->writer = is_doubted ? conn->number : 0;
     array->use->was_written = false;
 }
 
-#define END_UNDONE 2 /* in place of abandon: nothing was written */
-
 /* Its client has ended it, which the core of then may not have heard of. */
 static int
-claim_end(struct core *core, struct conn *conn, const uint64_t end[static 5], struct refusal *r)
+resume_end(struct core *core, struct conn *conn, const uint64_t end[static 5],
+           struct refusal *r)
 {
     struct array *array = array_index_find(core->former_arrays, end[0]);
     struct page *page = end[3] ? page_find_own(core, conn, end[1]) : NULL;
@@ -246,10 +245,10 @@ claim_end(struct core *core, struct conn *conn, const uint64_t end[static 5], st
                    end[3] > timeline_submitted(&page->slots[end[2]])))
         return refuse(r, PROTO_ERR_INVALID, "value %llu was not submitted",
                       (unsigned long long)end[3]);
-    if (!array || !former_claim_write(conn, array))
+    if (!array || !former_resume_write(conn, array))
         return 0;
     persist_mark(array);
-    if (end[4] == END_UNDONE)
+    if (end[4] == MSG_ENDED_UNDONE)
         return 0;
     array->abandoned = end[4];
     return use_restore_write(array, page, (uint32_t)end[2], end[3]);
@@ -258,7 +257,7 @@ claim_end(struct core *core, struct conn *conn, const uint64_t end[static 5], st
 /* Its client asks for that again, as it has not had the answer: what it took by then is sent to it,
  * by the same ticket. */
 static int
-claim_repeat(struct core *core, struct conn *conn, uint64_t request)
+resume_repeat(struct core *core, struct conn *conn, uint64_t request)
 {
     const struct done *done = done_find(conn, (uint32_t)request, MSG_TAKE);
     struct array *array = done ? array_index_find(core->former_arrays, done->array) : NULL;
@@ -270,7 +269,7 @@ claim_repeat(struct core *core, struct conn *conn, uint64_t request)
 
 /* Its caller was told of a failure: the name goes, unless it is another array's. */
 static void
-claim_undo(struct core *core, const struct conn *conn, uint64_t request)
+resume_undo(struct core *core, const struct conn *conn, uint64_t request)
 {
     const struct done *done = done_find(conn, (uint32_t)request, MSG_CREATE);
     struct array *array = done ? array_index_find(core->former_arrays, done->part) : NULL;
@@ -282,7 +281,7 @@ claim_undo(struct core *core, const struct conn *conn, uint64_t request)
 
 /* Its publisher hears of it when nobody can reach it any more, or now. */
 static int
-claim_part(struct core *core, struct conn *conn, uint64_t id, struct refusal *r)
+resume_part(struct core *core, struct conn *conn, uint64_t id, struct refusal *r)
 {
     struct array *array = array_index_find(core->former_arrays, id);
     struct part *part = array && array->is_part ? array->part : NULL;
@@ -297,31 +296,31 @@ claim_part(struct core *core, struct conn *conn, uint64_t id, struct refusal *r)
 }
 
 int
-former_claim_rest(struct core *core, struct conn *conn, const struct msg_resume_params *p,
-                  struct refusal *r)
+former_resume_rest(struct core *core, struct conn *conn, const struct msg_resume_params *p,
+                   struct refusal *r)
 {
     int rc = 0;
 
     for (uint32_t i = 0; i < p->blocks.n; i++) {
         struct hold *hold = hold_find(&conn->holds, p->blocks.v[i]);
         if (hold)
-            hold->claimed = true;
+            hold->resumed = true;
     }
     for (uint32_t i = 0; i < p->pages.n; i++) {
         struct page *page = page_find_own(core, conn, p->pages.v[i]);
         if (page)
-            page->claimed = true;
+            page->resumed = true;
     }
     for (uint32_t i = 0; rc == 0 && i < p->parts.n; i++)
-        rc = claim_part(core, conn, p->parts.v[i], r);
+        rc = resume_part(core, conn, p->parts.v[i], r);
     for (uint32_t i = 0; rc == 0 && i + 4 < p->ended.n; i += 5)
-        rc = claim_end(core, conn, p->ended.v + i, r);
+        rc = resume_end(core, conn, p->ended.v + i, r);
     for (uint32_t i = 0; rc == 0 && i < p->undo.n; i++)
-        claim_undo(core, conn, p->undo.v[i]);
+        resume_undo(core, conn, p->undo.v[i]);
     while (rc == 0 && conn->deferring < p->deferring && conn->deferring < DEFER_DEPTH_MAX)
         reclaim_defer(core, conn);
     for (uint32_t i = 0; rc == 0 && i < p->repeats.n; i++)
-        rc = claim_repeat(core, conn, p->repeats.v[i]);
+        rc = resume_repeat(core, conn, p->repeats.v[i]);
     return rc;
 }
 
@@ -336,12 +335,12 @@ give_back(struct core *core, struct conn *conn)
 
     for (hold = RB_MIN(holds, &conn->holds); hold; hold = next_hold) {
         next_hold = RB_NEXT(holds, &conn->holds, hold);
-        if (!hold->claimed && hold->before && !hold->n_leases)
+        if (!hold->resumed && hold->before && !hold->n_leases)
             block_unhold(core, hold);
     }
     for (page = LIST_FIRST(&conn->pages); page; page = next_page) {
         next_page = LIST_NEXT(page, of_conn);
-        if (!page->claimed && page->before)
+        if (!page->resumed && page->before)
             page_drop(core, page);
     }
 }
@@ -379,7 +378,7 @@ former_done(struct core *core, struct conn *conn, bool leaves)
     if (!leaves)
         give_back(core, conn);
     conn->leaves = leaves;
-    end_claims(core, conn);
+    end_resume(core, conn);
     begin_landing(core, conn);
     look_at(core, conn, &budget);
     if (conn->landing)
@@ -448,11 +447,11 @@ former_hangup(struct conn *conn)
 
     if (!conn->resuming)
         return;
-    conn->resuming = conn->returned = false;
+    conn->resuming = conn->resumed = false;
     RB_FOREACH(hold, holds, &conn->holds)
-        hold->claimed = false;
+        hold->resumed = false;
     LIST_FOREACH(page, &conn->pages, of_conn)
-        page->claimed = false;
+        page->resumed = false;
 }
 
 void
@@ -476,11 +475,11 @@ former_doubt(struct array *array, uint64_t writer)
 
     if (use_get(array, &use) < 0)
         return -ENOMEM;
-    array->abandoned |= writer && use->doubt != DOUBT_CLAIMS;
-    if (use->doubt == DOUBT_CLAIMS && writer)
+    array->abandoned |= writer && use->doubt != DOUBT_HOLDERS;
+    if (use->doubt == DOUBT_HOLDERS && writer)
         use->writer = writer;
-    else if (use->doubt == DOUBT_CLAIMS)
-        use->awaited = true;
+    else if (use->doubt == DOUBT_HOLDERS)
+        use->kept = true;
     use_settle(use);
     return 0;
 }
@@ -489,10 +488,10 @@ static void
 settle_doubt(struct core *core, struct use *use, enum doubt left)
 {
     struct array *array = use->array;
-    bool was_awaited = use->awaited, is_torn = use->writer;
+    bool was_kept = use->kept, is_torn = use->writer;
 
     use_doubt(use, left);
-    use->awaited = false;
+    use->kept = false;
     use->was_written &= left == DOUBT_STREAMS;
     use->writer = 0;
     if (is_torn)
@@ -500,7 +499,7 @@ settle_doubt(struct core *core, struct use *use, enum doubt left)
     else
         use_scan(use);
     use_settle(use);
-    if (was_awaited || is_torn)
+    if (was_kept || is_torn)
         array_settle(core, array);
 }
 
@@ -541,7 +540,7 @@ forget_doubts(struct doubts *doubts)
     for (int kind = DOUBT_NONE + 1; kind < N_DOUBTS; kind++)
         while ((use = LIST_FIRST(&doubts->of[kind]))) {
             use_doubt(use, DOUBT_NONE);
-            use->awaited = use->was_written = false;
+            use->kept = use->was_written = false;
             use->writer = 0;
             use_settle(use);
         }

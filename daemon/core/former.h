@@ -1,27 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Connections of an earlier core whose clients come back. Each is restored as a departed one, with
- * its holds and pages. When the same process connects and knows its token (hello), it goes on as
- * that connection (conn_return()), and is told what the client has (resume). Should the client hang
- * up before it has told it all, it has told nothing, and is awaited as before.
+ * Former connections: those of an earlier core, whose clients may resume. Each is restored as a
+ * departed connection, with its holds and pages. When the same process connects and gives its token
+ * (HELLO), the new connection takes the place of the former one (conn_take_over()), and the client
+ * says what it has (RESUME). A client that hangs up before it has said all of it has said nothing,
+ * and may resume again.
  *
- * What a bracket reads, and which leases there are, is recorded nowhere. So it is in doubt (struct
- * doubts), by block, since who uses an array has its block, and for arrays without bytes by pool:
+ * The journal records neither leases nor what a bracket reads. Until clients have said what they
+ * have, arrays are in doubt (struct doubts): by block, since whoever uses an array has its block,
+ * and by pool where arrays have no bytes.
  *
- *   CLAIMS   As long as a holder of the block, or one that may read the pool, has not told what it
- *            has, nor exited, nor is late, an array without a name is kept, and one that was being
- *            written is not read: who wrote it may say that it is whole. What of that nobody has
- *            claimed by then goes, or is abandoned.
- *   STREAMS  Until then, and until their streams have stored what was submitted by the restart,
- *            nothing is written, but by brackets that were open.
- *   PLACE    As long as holders live that may use it, an old part is there, since its publisher
- *            writes where it was when he hears that it is gone. Else a range that has been given up
- *            is set aside meanwhile (block->aside).
+ *   HOLDERS  A holder of the block, or a client that may read the pool, may still resume. Arrays
+ *            without a name are kept, since the client may have them. Arrays that were being
+ *            written cannot be read, since the writer may say that they are whole. Afterwards an
+ *            array that no client has is freed, and one that no writer has completed is abandoned.
+ *   STREAMS  The same, or streams of theirs have not yet stored what was submitted before the
+ *            restart. Only brackets that were open then may write.
+ *   PLACE    A holder lives that may use an old part. The part is kept, since its publisher writes
+ *            to its place as soon as he hears that it is gone. A range that has been given up is
+ *            set aside meanwhile (block->aside).
  *
- * Who says nothing for 30 seconds is late, and who has not told it all by a time in which all
- * arrays can be told of: it is hung up, and a departed connection as any other. That ends doubts;
- * what it may have mapped is nobody's before its process has exited (I2). Streams may take their
- * time.
+ * A client that says nothing for 30 seconds is late; so is one that has not said all by a time in
+ * which all arrays can be said. It is hung up on, and its connection is a departed one like any
+ * other. That ends the doubts. What its process may have mapped is given to nobody until the
+ * process has exited (I2). Streams have no deadline.
  */
 #pragma once
 
@@ -31,54 +33,54 @@ struct array;
 struct core;
 struct restore_array;
 
-/* The arrays are found by their numbers, while they come back and there are former ones.
- * -ENOMEM. */
+/* Arrays are found by their old numbers from now on, as long as they are being restored or there
+ * are former connections. -ENOMEM. */
 int formers_begin(struct core *core, const struct restore_array *arrays, size_t n);
-/* All n arrays are back: from now on its time runs for each former one. */
+/* All n arrays are restored: from now on each former connection has a deadline. */
 void formers_wait(struct core *core, size_t n);
-/* A departed one will come back. Its holds follow. */
+/* The client of this departed connection may resume. Its holds are restored afterwards. */
 void former_new(struct core *core, struct conn *conn);
-/* Of a process that has exited, or come back, told it all and done it; the connection goes, or is
- * like any other. */
+/* The process has exited, or has resumed and all that it had submitted has landed: the connection
+ * is freed, or is like any other. */
 void former_end(struct core *core, struct conn *conn);
 /* The array is in doubt: it was being written by that connection, or, 0, it has no name.
  * -ENOMEM. */
 int former_doubt(struct array *array, uint64_t writer);
 
-/* It can be taken up. */
+/* Its client has not come back, and may. */
 static inline bool
-former_is_awaited(const struct conn *conn)
+former_may_resume(const struct conn *conn)
 {
-    return conn->former && conn->departed && !conn->returned && !conn->exited;
+    return conn->former && conn->departed && !conn->resumed && !conn->exited;
 }
 
-/* One of that process is awaited, and the user's places are taken by them: others may come in
- * theirs. */
+/* A former connection of that process may resume, and such connections take up all that the user
+ * may have: a new one of the process may be let in, in place of the former. */
 bool former_keeps_place(const struct core *core, const struct user *user, pid_t pid);
-/* The one with that token, if its process is conn's; or NULL. */
+/* The former connection with that token, if it may resume and is of conn's process; or NULL. */
 struct conn *former_find(const struct conn *conn, struct msg_u64s token);
-/* Its client has come back, by that token. */
+/* Its client has come back with that token, and is resuming. */
 void former_resume(struct core *core, struct conn *conn, const uint64_t token[static 2]);
-/* It tells something of what it has: it is not late yet. */
+/* The client has said something of what it has: its deadline is put off. */
 void former_goes_on(const struct core *core, struct conn *conn);
-/* While it resumes. -ENOMEM or REFUSED, where the client has not got what it says; a lease that
- * cannot be had any more is in `lost`, of which there is room for n. */
-int former_claim_leases(struct core *core, struct conn *conn, struct msg_u64s pairs,
-                        bool readonly, uint64_t *lost, uint32_t *n_lost, struct refusal *r);
-int former_claim_rest(struct core *core, struct conn *conn,
-                      const struct msg_resume_params *params, struct refusal *r);
-/* The array's writer was conn, and is known. */
-bool former_claim_write(struct conn *conn, struct array *array);
-/* It is in doubt again. */
-void former_unclaim_write(const struct conn *conn, struct array *array);
-/* It has told it all: what it has not is given back. `leaves`: its holds alone stay. */
+/* What a resuming client says that it has. -ENOMEM; REFUSED: it cannot have that. Leases that are
+ * gone are put into `lost`, which has room for all. */
+int former_resume_leases(struct core *core, struct conn *conn, struct msg_u64s pairs,
+                         bool readonly, uint64_t *lost, uint32_t *n_lost, struct refusal *r);
+int former_resume_rest(struct core *core, struct conn *conn,
+                       const struct msg_resume_params *params, struct refusal *r);
+/* conn was writing the array, and says so. false: it was not. */
+bool former_resume_write(struct conn *conn, struct array *array);
+/* The array is in doubt again. */
+void former_unresume_write(const struct conn *conn, struct array *array);
+/* The client has said all that it has: the rest is given back. `leaves`: only its holds stay. */
 void former_done(struct core *core, struct conn *conn, bool leaves);
 
-/* It hangs up: while it resumes, it is awaited again. */
+/* The connection has hung up. If it was resuming, it may resume again. */
 void former_hangup(struct conn *conn);
-/* Looks whether what streams were to store is stored, and who is late. */
+/* Looks which streams have stored all that was submitted, and which clients are late. */
 void formers_look(struct core *core);
-/* Some of what is in doubt no longer. Whether some is left. */
+/* Settles some of the doubts that have ended. Returns whether more are left. */
 bool doubts_settle(struct core *core);
-/* When the core ends. */
+/* Drops all doubts when the core ends. */
 void formers_forget(struct core *core);

@@ -42,7 +42,7 @@ struct page {
     uint64_t last[TIMELINE_SLOTS]; /* the highest value that a fence was made of */
     uint64_t *before; /* of an earlier core's: what was submitted then, or made a fence by its
                        * owner's return; NULL: all of it has landed, or it is none */
-    bool claimed;     /* its owner has told of it: former.h */
+    bool resumed;     /* its owner has told of it: former.h */
     struct timeline *timeline; /* that its first slot is, or NULL */
     struct hold_list holds;    /* of others */
     uint64_t n_holds;

@@ -140,7 +140,7 @@ persist_process(struct core *core, const struct conn *conn)
         .pid = (uint32_t)conn->pid,
         .token = {conn->token[0], conn->token[1]},
         .old_token = {conn->old_token[0], conn->old_token[1]},
-        .resumes = conn->resumes && (!conn->departed || former_is_awaited(conn)),
+        .resumes = conn->resumes && (!conn->departed || former_may_resume(conn)),
     };
 
     if (conn->number)
@@ -355,7 +355,7 @@ lasts(const struct array *array)
     return !array->creating && (array->named || array->n_leases || array->is_companion ||
                                 array->is_whole || array->is_set || array->n_sets ||
                                 (array->is_part && (array->n_departed || array->lingering)) ||
-                                (array->use && (array->use->awaited || array->use->writer)));
+                                (array->use && (array->use->kept || array->use->writer)));
 }
 
 /* There is no room for the fence of an earlier write beside who writes now. Where it has not
@@ -368,7 +368,7 @@ mark_of(const struct array *array)
 
     if (use && use->n_writers)
         return mark | MARK_WRITING | (use->write ? MARK_ABANDONED : 0) |
-               LIST_FIRST(&use->held)->bracket->conn->number << MARK_ID_SHIFT;
+               LIST_FIRST(&use->open)->bracket->conn->number << MARK_ID_SHIFT;
     if (use && use->writer)
         return mark | MARK_WRITING | use->writer << MARK_ID_SHIFT;
     if (use && use->write)

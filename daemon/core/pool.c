@@ -162,7 +162,7 @@ pool_may(const struct pool *pool, const struct conn *conn, int what)
 }
 
 static bool
-user_is_awaited(struct core *core, uid_t uid)
+user_may_resume(struct core *core, uid_t uid)
 {
     const struct user *user = user_find(core, uid);
 
@@ -171,11 +171,11 @@ user_is_awaited(struct core *core, uid_t uid)
 
 /* The groups of who is not back are not known. */
 bool
-pool_is_awaited(struct core *core, const struct pool *pool)
+pool_may_resume(struct core *core, const struct pool *pool)
 {
     if (!core->n_formers || pool->mode & 077)
         return core->n_formers;
-    return user_is_awaited(core, pool->uid) || user_is_awaited(core, 0);
+    return user_may_resume(core, pool->uid) || user_may_resume(core, 0);
 }
 
 bool

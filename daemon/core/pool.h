@@ -95,7 +95,7 @@ void pool_touch(struct pool *pool);
 bool pool_may(const struct pool *pool, const struct conn *conn, int what);
 /* Whether there are clients of an earlier core that may have something there and have not told it
  * yet, or whose streams may use it: former.h. */
-bool pool_is_awaited(struct core *core, const struct pool *pool);
+bool pool_may_resume(struct core *core, const struct pool *pool);
 bool pool_is_landing(const struct core *core, const struct pool *pool);
 /* The pool that a request names, or the caller's own; NULL when there is none. */
 struct pool *pool_find(struct core *core, const struct conn *conn, struct msg_str name);

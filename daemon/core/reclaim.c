@@ -119,7 +119,7 @@ reclaim_add(struct core *core, struct array *array)
                           array, of_zone);
     if (dealloc_add(&device->queue, owner, &array->entry, bytes, core->now_ns))
         reclaim_queue(core, (uint32_t)(device - core->devices), NULL);
-    while (owner->held && owner->n > HELD_MAX) /* not the array's: it may be gone */
+    while (owner->deferred && owner->n > HELD_MAX) /* not the array's: it may be gone */
         reclaim_free(core, array_of(TAILQ_FIRST(&owner->entries)));
 }
 
@@ -151,7 +151,7 @@ reclaim_undefer(struct core *core, struct conn *conn)
 static bool
 is_held_by(const struct array *array, const struct user *user)
 {
-    return array->charge.user == user && array->entry.owner->held;
+    return array->charge.user == user && array->entry.owner->deferred;
 }
 
 static void

@@ -67,11 +67,11 @@ hello_resume(struct core *core, struct conn **conn, const struct msg_hello_param
         was->resumes |= msg_str_eq(p->features.v[i], "resume");
     was->resumes &= core->persist.journal != NULL;
     former = was->resumes ? former_find(was, p->token) : NULL;
-    if (former && former->leaving)
+    if (former && former->ending)
         return refuse(r, PROTO_ERR_NOT_READY, "the connection's place is not free yet");
     if (!former)
         return 0;
-    conn_return(core, former, was);
+    conn_take_over(core, former, was);
     former_resume(core, former, p->token.v);
     *conn = former;
     return 0;
@@ -124,7 +124,7 @@ HANDLER(on_hello)
         .fds_max = PROTO_FDS_MAX,
         .open_max = PROTO_OPEN_MAX,
         .token = {.v = conn->resumes ? conn->token : NULL, .n = conn->resumes ? 2 : 0},
-        .resumed = conn->returned,
+        .resumed = conn->resumed,
         .machine_id = MSG_STR(core->config.machine_id),
         .daemon_id = MSG_STR(core->config.daemon_id),
         .set_max = PROTO_SET_MAX,

@@ -390,7 +390,7 @@ range_record(const struct core *core, const struct block *block, const struct ar
     } else if (array->pending) { /* less of it is left: array.h */
         s->entry = entry_record(core, array);
         s->entry.generation = 0;
-        record.held = array->entry.owner->held > 0;
+        record.held = array->entry.owner->deferred > 0;
     } else {
         record = unnamed_record(core, array, s);
     }

@@ -28,11 +28,11 @@ HANDLER(on_resume)
     int rc = check(conn, p, r);
 
     if (rc == 0)
-        rc = former_claim_leases(core, conn, p->read, true, lost, &n_lost, r);
+        rc = former_resume_leases(core, conn, p->read, true, lost, &n_lost, r);
     if (rc == 0)
-        rc = former_claim_leases(core, conn, p->write, false, lost, &n_lost, r);
+        rc = former_resume_leases(core, conn, p->write, false, lost, &n_lost, r);
     if (rc == 0)
-        rc = former_claim_rest(core, conn, p, r);
+        rc = former_resume_rest(core, conn, p, r);
     if (rc)
         return rc;
     former_goes_on(core, conn);

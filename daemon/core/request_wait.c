@@ -52,7 +52,7 @@ lacks_done(struct units *units, const struct conn *conn, struct msg_u64s request
 }
 
 static bool
-lacks_claims(struct units *units, const struct conn *conn, const struct msg_resume_params *p)
+lacks_resumed(struct units *units, const struct conn *conn, const struct msg_resume_params *p)
 {
     return lacks_arrays(units, p->read, 1, 2) | lacks_arrays(units, p->write, 1, 2) |
            lacks_arrays(units, p->parts, 0, 1) | lacks_arrays(units, p->ended, 0, 5) |
@@ -84,7 +84,7 @@ lacks_something(struct core *core, const struct conn *conn, enum msg_method meth
     struct pool *pool = name ? pool_find(core, conn, *name) : NULL;
 
     if (method == MSG_RESUME) /* which is not refused for its share */
-        return lacks_claims(core->units, conn, &params->resume);
+        return lacks_resumed(core->units, conn, &params->resume);
     if (needs_all[method] || (all && *all) || is_near_share(conn->user, RES_HOST, HOST_ROOM) ||
         is_near_share(conn->user, RES_FDS, FDS_ROOM))
         return true;

@@ -406,8 +406,8 @@ restore_hold(const struct restoring *to, uint32_t i)
         return -ENOMEM;
     hold->block = block;
     hold->before = true;
-    hold->awaited = conn->former;
-    block->n_awaited += hold->awaited;
+    hold->unresumed = conn->former;
+    block->n_unresumed += hold->unresumed;
     if (block->n_before++ > 0)
         return 0;
     return block_set_aside(block);

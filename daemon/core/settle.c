@@ -53,25 +53,25 @@ static bool
 is_kept(const struct array *array)
 {
     return array->n_leases || array->n_departed || array->is_whole || array->is_companion ||
-           array->n_sets || (array->use && (array->use->awaited || array->use->writer));
+           array->n_sets || (array->use && (array->use->kept || array->use->writer));
 }
 
 /* A client of an earlier core may have it, and has not come back yet; or may use the place of a
  * part, which its publisher takes for free once it is gone: former.h. */
 static bool
-may_be_claimed(struct core *core, struct array *array)
+may_be_resumed(struct core *core, struct array *array)
 {
     bool is_old = array_index_find(core->former_arrays, array->id) == array;
     struct use *use;
-    bool awaited;
+    bool unresumed;
 
     if (!is_old && !array->is_old_part)
         return false;
     if (use_get(array, &use) < 0)
         return array->is_old_part && doubt_of(array);
-    awaited = use->awaited = use->doubt == DOUBT_CLAIMS || (use->doubt && array->is_old_part);
+    unresumed = use->kept = use->doubt == DOUBT_HOLDERS || (use->doubt && array->is_old_part);
     use_settle(use);
-    return awaited;
+    return unresumed;
 }
 
 void
@@ -79,7 +79,7 @@ array_settle(struct core *core, struct array *array)
 {
     if (array->creating || array->named)
         return;
-    bool kept = may_be_claimed(core, array) || is_kept(array); /* who keeps it may go first */
+    bool kept = may_be_resumed(core, array) || is_kept(array); /* who keeps it may go first */
     kept = kept || linger_array(core, array);
     persist_nameless(array);
     if (kept)

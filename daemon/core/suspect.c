@@ -51,7 +51,7 @@ suspects_add(struct suspects *suspects, const uint64_t in_hand[static 2])
 }
 
 void
-suspects_follow(struct core *core, struct msg_u64s token, uint64_t told)
+suspects_follow(struct core *core, struct msg_u64s token, uint64_t next)
 {
     struct suspects *suspects = &core->suspects;
 
@@ -60,7 +60,7 @@ suspects_follow(struct core *core, struct msg_u64s token, uint64_t told)
         if (!s->deaths || (s->tokens[0] != token.v[0] && s->tokens[1] != token.v[0]))
             continue;
         s->tokens[0] = token.v[0];
-        s->tokens[1] = told;
+        s->tokens[1] = next;
         persist_suspect(core, i);
     }
 }

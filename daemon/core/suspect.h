@@ -37,7 +37,7 @@ void suspects_add(struct suspects *suspects, const uint64_t in_hand[static 2]);
 /* The method, for the log. */
 const char *suspect_name(const uint64_t in_hand[static 2]);
 /* A client comes back by `token`, and is told another one. */
-void suspects_follow(struct core *core, struct msg_u64s token, uint64_t told);
+void suspects_follow(struct core *core, struct msg_u64s token, uint64_t next);
 
 /* The request is in hand from here on. REFUSED: it is not handled again. */
 int suspect_take(struct core *core, const struct conn *conn, const struct msg *m,

@@ -28,8 +28,8 @@ doubt_of(struct array *array)
     struct core *core = array->charge.user->core;
     const struct block *block = array_block(array);
 
-    if (block ? block->n_awaited : pool_is_awaited(core, array->pool))
-        return DOUBT_CLAIMS;
+    if (block ? block->n_unresumed : pool_may_resume(core, array->pool))
+        return DOUBT_HOLDERS;
     if (block ? block->n_landing : pool_is_landing(core, array->pool))
         return DOUBT_STREAMS;
     return block && block->n_before && array->is_old_part ? DOUBT_PLACE : DOUBT_NONE;
@@ -73,8 +73,8 @@ use_has_fences(const struct use *use)
 void
 use_settle(struct use *use)
 {
-    if (use->n_waiting || !LIST_EMPTY(&use->held) || use_has_fences(use) ||
-        use->array->lingering || use->awaited || use->writer || use->was_written)
+    if (use->n_waiting || !LIST_EMPTY(&use->open) || use_has_fences(use) ||
+        use->array->lingering || use->kept || use->writer || use->was_written)
         return;
     use_doubt(use, DOUBT_NONE);
     use->array->use = NULL;
@@ -288,7 +288,7 @@ may_overtake(const struct use *use, const struct bracket *bracket)
 {
     const struct claim *claim;
 
-    LIST_FOREACH(claim, &use->held, of_held)
+    LIST_FOREACH(claim, &use->open, of_held)
         if (!claim->write && claim->bracket->thread == bracket->thread &&
             claim->bracket->arrival < use->first_writer->bracket->arrival)
             return true;
@@ -301,7 +301,7 @@ static bool
 writer_is_gone(const struct use *use)
 {
     return use->n_writers && use->array->abandoned &&
-           LIST_FIRST(&use->held)->bracket->conn->departed;
+           LIST_FIRST(&use->open)->bracket->conn->departed;
 }
 
 bool
@@ -399,7 +399,7 @@ hold(struct claim *claim)
 {
     struct use *use = claim->use;
 
-    LIST_INSERT_HEAD(&use->held, claim, of_held);
+    LIST_INSERT_HEAD(&use->open, claim, of_held);
     use->n_readers += !claim->write;
     use->n_writers += claim->write;
     if (claim->write)
@@ -510,7 +510,7 @@ search_held(struct search *s, const struct claim *claim)
     if (use->visited[claim->write] == s->number)
         return;
     use->visited[claim->write] = s->number;
-    for (held = LIST_FIRST(&use->held); held && !search_is_over(s);
+    for (held = LIST_FIRST(&use->open); held && !search_is_over(s);
          held = LIST_NEXT(held, of_held)) {
         s->n_steps++;
         if (claim->write || held->write)

@@ -30,7 +30,7 @@ TAILQ_HEAD(claims, claim);
 struct use {
     struct array *array;
     struct claims waiting;   /* in the order of arrival */
-    LIST_HEAD(, claim) held; /* many readers or one writer */
+    LIST_HEAD(, claim) open; /* many readers or one writer */
     uint32_t n_readers, n_writers, n_waiting;
     struct claim *first_writer; /* of those that wait; NULL: none is a writer */
     struct fence *write;        /* of the last bracket that wrote; NULL: it has passed */
@@ -42,7 +42,7 @@ struct use {
 
     /* What an earlier core's connections do with it is not known: former.h. */
     enum doubt doubt; /* in that list of its block, or of its pool */
-    bool awaited;     /* it has no name, and is kept for them */
+    bool kept;        /* it has no name, and is kept for them */
     bool was_written; /* by one who has come back: what was written before may be on its way */
     uint64_t writer;  /* number of one that had a bracket in which it was written; 0: none */
     LIST_ENTRY(use) of_doubts;

@@ -38,9 +38,9 @@ user_new(struct core *core, uid_t uid)
     user->core = core;
     TAILQ_INIT(&user->waiting);
     TAILQ_INIT(&user->ready);
-    TAILQ_INIT(&user->told);
+    TAILQ_INIT(&user->due);
     TAILQ_INIT(&user->done);
-    TAILQ_INIT(&user->leaving);
+    TAILQ_INIT(&user->ending);
     TAILQ_INIT(&user->formers);
     TAILQ_INIT(&user->ended);
     for (size_t i = 0; i < n; i++)

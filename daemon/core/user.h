@@ -90,9 +90,9 @@ struct user {
     TAILQ_ENTRY(user) turn; /* core->turns, while jobs wait */
     /* What is left to be done for it, a piece of each at a time: work_run(). */
     struct bracket_list ready; /* that wait for nothing any more */
-    struct watch_list told;    /* whose name has another generation */
+    struct watch_list due;     /* whose name has another generation */
     struct waiter_list done;   /* creates that are to be answered */
-    struct conn_list leaving;  /* that have hung up, and may have something to give back */
+    struct conn_list ending;   /* that have hung up, and may have something to give back */
     struct set_list ended;     /* that have members to let go of */
     bool busy;
     TAILQ_ENTRY(user) of_busy; /* core->busy, with any of these */

@@ -88,8 +88,8 @@ watch_find(struct conn *conn, uint32_t request)
 void
 watch_free(struct core *core, struct watch *watch)
 {
-    if (watch->is_told)
-        TAILQ_REMOVE(&watch->conn->user->told, watch, told);
+    if (watch->is_due)
+        TAILQ_REMOVE(&watch->conn->user->due, watch, of_user);
     else
         RB_REMOVE(watches, &core->watches, watch);
     RB_REMOVE(watches_of_conn, &watch->conn->watches, watch);
@@ -101,7 +101,7 @@ watch_free(struct core *core, struct watch *watch)
 }
 
 void
-watch_tell(struct core *core, struct watch *watch)
+watch_end(struct core *core, struct watch *watch)
 {
     struct refusal r;
 
@@ -121,8 +121,8 @@ watch_wake(struct core *core, struct watch *watch)
     struct user *user = watch->conn->user;
 
     RB_REMOVE(watches, &core->watches, watch);
-    watch->is_told = true;
-    TAILQ_INSERT_TAIL(&user->told, watch, told);
+    watch->is_due = true;
+    TAILQ_INSERT_TAIL(&user->due, watch, of_user);
     user_wake(user);
 }
 

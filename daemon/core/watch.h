@@ -15,9 +15,9 @@
 struct array;
 
 struct watch {
-    RB_ENTRY(watch) node;    /* core->watches, by pool, name, connection and request */
-    TAILQ_ENTRY(watch) told; /* or its user's, when there is something to tell */
-    bool is_told;
+    RB_ENTRY(watch) node;       /* core->watches, by pool, name, connection and request */
+    TAILQ_ENTRY(watch) of_user; /* or its user's, when there is something to tell */
+    bool is_due;
     bool is_over;            /* there is no such pool any more, which is to be told */
     uint64_t generation;     /* to be told */
     RB_ENTRY(watch) of_conn; /* conn->watches, by request */
@@ -41,7 +41,7 @@ int watch_new(struct core *core, struct conn *conn, uint32_t request, struct poo
 struct watch *watch_find(struct conn *conn, uint32_t request);
 void watch_free(struct core *core, struct watch *watch);
 /* Answers one that there is something to tell. */
-void watch_tell(struct core *core, struct watch *watch);
+void watch_end(struct core *core, struct watch *watch);
 /* The name is another array's from now on, of another generation; NULL: nobody had it, or has it
  * now. Who watches it, or one that begins with it where it is a set's, is told when it is his
  * user's turn. */

@@ -8,8 +8,8 @@
 static bool
 has_work(const struct user *user)
 {
-    return !TAILQ_EMPTY(&user->ready) || !TAILQ_EMPTY(&user->told) ||
-           !TAILQ_EMPTY(&user->done) || !TAILQ_EMPTY(&user->leaving) ||
+    return !TAILQ_EMPTY(&user->ready) || !TAILQ_EMPTY(&user->due) ||
+           !TAILQ_EMPTY(&user->done) || !TAILQ_EMPTY(&user->ending) ||
            !TAILQ_EMPTY(&user->ended);
 }
 
@@ -27,16 +27,16 @@ work_for(struct core *core, struct user *user)
 
     if (bracket)
         bracket_turn(core, bracket);
-    watch = TAILQ_FIRST(&user->told);
+    watch = TAILQ_FIRST(&user->due);
     if (watch)
-        watch_tell(core, watch);
+        watch_end(core, watch);
     waiter = TAILQ_FIRST(&user->done);
     if (waiter)
         waiter_answer(core, waiter);
     set = TAILQ_FIRST(&user->ended);
     if (set)
         set_settle_one(core, set);
-    conn = TAILQ_FIRST(&user->leaving);
+    conn = TAILQ_FIRST(&user->ending);
     if (conn)
         conn_end_some(core, conn);
     if (conn || core->n_searches != n_searches)

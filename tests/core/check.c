@@ -70,14 +70,14 @@ use_is_right(const struct use *use)
     const struct claim *first_writer = NULL;
     uint32_t readers = 0, writers = 0, waiting = 0, reads = 0;
 
-    LIST_FOREACH(claim, &use->held, of_held) {
+    LIST_FOREACH(claim, &use->open, of_held) {
         if (claim->use != use || claim->lease->array != use->array)
             return false;
         *(claim->write ? &writers : &readers) += 1;
     }
     TAILQ_FOREACH(claim, &use->waiting, of_waiting) {
         const struct conn *conn = claim->lease->conn;
-        if (claim->use != use || (conn->departed && !conn->leaving))
+        if (claim->use != use || (conn->departed && !conn->ending))
             return false;
         waiting++;
         if (claim->write && !first_writer)
@@ -88,12 +88,13 @@ use_is_right(const struct use *use)
     return readers == use->n_readers && writers == use->n_writers && writers <= 1 &&
            (!writers || !readers) && waiting == use->n_waiting &&
            first_writer == use->first_writer && reads == use->n_reads &&
-           use->doubt >= doubt_of(use->array) && (use->doubt == DOUBT_CLAIMS || !use->writer) &&
+           use->doubt >= doubt_of(use->array) &&
+           (use->doubt == DOUBT_HOLDERS || !use->writer) &&
            (use->doubt >= DOUBT_STREAMS || !use->was_written) &&
-           (use->doubt == DOUBT_CLAIMS || (use->doubt && use->array->is_old_part) ||
-            !use->awaited) &&
+           (use->doubt == DOUBT_HOLDERS || (use->doubt && use->array->is_old_part) ||
+            !use->kept) &&
            (readers || writers || waiting || use_has_fences(use) || use->array->lingering ||
-            use->awaited || use->writer || use->was_written);
+            use->kept || use->writer || use->was_written);
 }
 
 /* ---- arrays ---- */
@@ -106,7 +107,7 @@ check_ticket(struct core *core, const struct ticket *ticket)
     CHECK(ticket_find(core, ticket->secret) == ticket);
     CHECK(ticket_of_user(ticket->lease.charge.user, ticket->id - 1) == ticket);
     CHECK(!ticket->lease.departed && ticket->id <= core->next_ticket);
-    CHECK(conn ? !conn->departed || conn->leaving || former_is_awaited(conn)
+    CHECK(conn ? !conn->departed || conn->ending || former_may_resume(conn)
                : ticket->ends_ns > 0);
 }
 
@@ -123,7 +124,7 @@ check_leases(const struct array *array)
         if (!lease->conn)
             check_ticket(array->charge.user->core, ticket_of_lease(lease));
         else
-            CHECK(lease->departed == lease->conn->departed || lease->conn->leaving);
+            CHECK(lease->departed == lease->conn->departed || lease->conn->ending);
         *(lease->departed ? &n_departed : &n_leases) += 1;
     }
     CHECK(n_leases == array->n_leases && n_departed == array->n_departed);
@@ -154,7 +155,7 @@ check_array(const struct array *array)
     CHECK(!array->pending);
     CHECK(array->creating || array->named || array->n_leases || array->n_departed ||
           array->is_whole || array->is_companion || array->n_sets || array->lingering ||
-          (array->use && (array->use->awaited || array->use->writer)));
+          (array->use && (array->use->kept || array->use->writer)));
     CHECK(!array->is_set || (!array->span && !array->is_part && !array->n_sets));
     CHECK(!array->named || !set_over(array->pool, array_name(array)));
     check_companion(array);
@@ -343,19 +344,19 @@ static void
 check_holds(const struct block *block)
 {
     const struct hold *hold;
-    uint64_t before = 0, awaited = 0, landing = 0;
+    uint64_t before = 0, unresumed = 0, landing = 0;
 
     LIST_FOREACH(hold, &block->holds, of_held) {
         before += hold->before;
-        awaited += hold->awaited;
+        unresumed += hold->unresumed;
         landing += hold->landing;
-        CHECK(hold->before >= hold->awaited + hold->landing);
+        CHECK(hold->before >= hold->unresumed + hold->landing);
         CHECK(hold->block == block);
         CHECK(hold_find(hold->tree, block->id) == hold && hold->id == block->id);
         CHECK(block->state == BLOCK_LIVE);
     }
     CHECK(block->state == BLOCK_RELEASING ||
-          (block->n_before == before && block->n_awaited == awaited &&
+          (block->n_before == before && block->n_unresumed == unresumed &&
            block->n_landing == landing));
 }
 
@@ -478,7 +479,7 @@ check_conn(const struct core *core, struct conn *conn, uint64_t *ret_leases,
         CHECK(watch->conn == conn);
         ++*ret_watches;
     }
-    CHECK(!conn->departed || conn->leaving ||
+    CHECK(!conn->departed || conn->ending ||
           (RB_EMPTY(&conn->watches) && LIST_EMPTY(&conn->waiters) &&
            LIST_EMPTY(&conn->flushes) && LIST_EMPTY(&conn->jobs) &&
            TAILQ_EMPTY(&conn->published.there) && TAILQ_EMPTY(&conn->published.gone) &&
@@ -499,7 +500,7 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
     RB_FOREACH(bracket, brackets, &conn->brackets) {
         uint32_t unready = 0;
         CHECK(bracket->conn == conn);
-        CHECK(!bracket->waiting || !conn->departed || conn->leaving);
+        CHECK(!bracket->waiting || !conn->departed || conn->ending);
         for (uint32_t i = 0; i < bracket->n_claims; i++) {
             const struct claim *claim = &bracket->claims[i];
             CHECK(claim->fence && claim->bracket == bracket);
@@ -534,12 +535,12 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
             host += TIMELINE_HOST(page->timeline->n_name);
         CHECK(!page->timeline ||
               (page->timeline->page == page &&
-               (!conn->departed || conn->leaving || former_is_awaited(conn))));
+               (!conn->departed || conn->ending || former_may_resume(conn))));
         uses->used[RES_PAGES]++;
     }
     RB_FOREACH(hold, holds, &conn->page_holds) {
         CHECK(hold->conn == conn && hold->page->conn != conn &&
-              (!conn->departed || conn->leaving));
+              (!conn->departed || conn->ending));
         host += HOLD_HOST;
     }
     TAILQ_FOREACH(part, &conn->published.gone, of_conn) {

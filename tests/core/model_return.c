@@ -198,7 +198,7 @@ end_bracket(struct model *m, struct m_bracket *b, struct lists *lists)
         if (!b->claims[i].write || b->claims[i].gone)
             continue;
         const uint64_t end[] = {m->arrays[b->claims[i].array].id, p.page, 0, p.value,
-                                p.undone ? 2 : p.abandon};
+                                p.undone ? MSG_ENDED_UNDONE : p.abandon};
         for (size_t j = 0; j < ARRAY_SIZE(end); j++)
             add(lists, ENDED, end[j]);
     }

@@ -201,7 +201,7 @@ static bool
 is_pending_write(const struct array *array)
 {
     if (array->use && array->use->n_writers) { /* who may come back and say that it is whole */
-        const struct conn *conn = LIST_FIRST(&array->use->held)->bracket->conn;
+        const struct conn *conn = LIST_FIRST(&array->use->open)->bracket->conn;
         return !conn->resumes || conn->departed || array->use->write;
     }
     if (!array->use || !array->use->write)
@@ -220,7 +220,7 @@ is_uncertain(const struct array *array)
 
     return use && (use->writer ||
                    (use->n_writers && !array_block(array) &&
-                    !pool_may(array->pool, LIST_FIRST(&use->held)->bracket->conn, MAY_WRITE)));
+                    !pool_may(array->pool, LIST_FIRST(&use->open)->bracket->conn, MAY_WRITE)));
 }
 
 static void

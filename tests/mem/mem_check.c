@@ -141,7 +141,7 @@ check_owners(const struct dealloc *q, struct dealloc_owners tree, bool held, uin
     RB_FOREACH(owner, dealloc_owners, &tree) {
         check_owner(q, owner);
         CHECK(!prev || owner_compare(prev, owner) < 0);
-        CHECK((owner->held > 0) == held);
+        CHECK((owner->deferred > 0) == held);
         prev = owner;
         *ret_n += owner->n;
         *ret_bytes += owner->bytes;
@@ -151,10 +151,10 @@ check_owners(const struct dealloc *q, struct dealloc_owners tree, bool held, uin
 void
 dealloc_check(const struct dealloc *q)
 {
-    uint64_t n_ready, n_held, bytes_ready, bytes_held;
+    uint64_t n_ready, n_deferred, bytes_ready, bytes_deferred;
 
     check_owners(q, q->ready, false, &n_ready, &bytes_ready);
-    check_owners(q, q->held, true, &n_held, &bytes_held);
-    CHECK(n_held == q->n_held && bytes_held == q->bytes_held);
-    CHECK(n_ready + n_held == q->n && bytes_ready + bytes_held == q->bytes);
+    check_owners(q, q->deferred, true, &n_deferred, &bytes_deferred);
+    CHECK(n_deferred == q->n_deferred && bytes_deferred == q->bytes_deferred);
+    CHECK(n_ready + n_deferred == q->n && bytes_ready + bytes_deferred == q->bytes);
 }

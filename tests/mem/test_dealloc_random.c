@@ -40,8 +40,8 @@ static bool
 may_go(const struct dealloc_entry *e, enum which which, const struct dealloc_owner *owner)
 {
     if (which == OVERRIDING)
-        return !(e->owner == owner && owner->held);
-    return !e->owner->held && (which == READY || e->owner == owner);
+        return !(e->owner == owner && owner->deferred);
+    return !e->owner->deferred && (which == READY || e->owner == owner);
 }
 
 /* The index of the entry that is due; -1: none. */
@@ -62,7 +62,7 @@ count(const struct model *m, bool held, uint64_t *ret_n, uint64_t *ret_bytes)
 {
     *ret_n = *ret_bytes = 0;
     for (int i = 0; i < N_ENTRIES; i++) {
-        if (!m->order[i] || (m->entries[i].owner->held > 0) != held)
+        if (!m->order[i] || (m->entries[i].owner->deferred > 0) != held)
             continue;
         (*ret_n)++;
         *ret_bytes += m->entries[i].bytes;
@@ -72,19 +72,19 @@ count(const struct model *m, bool held, uint64_t *ret_n, uint64_t *ret_bytes)
 static void
 check(const struct model *m)
 {
-    uint64_t n, bytes, n_held, bytes_held;
+    uint64_t n, bytes, n_deferred, bytes_deferred;
     int oldest = due(m, READY, NULL);
 
     count(m, false, &n, &bytes);
-    count(m, true, &n_held, &bytes_held);
-    cr_assert(m->q.n == n + n_held && m->q.bytes == bytes + bytes_held);
-    cr_assert(m->q.n_held == n_held && m->q.bytes_held == bytes_held);
+    count(m, true, &n_deferred, &bytes_deferred);
+    cr_assert(m->q.n == n + n_deferred && m->q.bytes == bytes + bytes_deferred);
+    cr_assert(m->q.n_deferred == n_deferred && m->q.bytes_deferred == bytes_deferred);
     cr_assert(m->q.n_freed == m->freed && m->q.n_quarantined == m->quarantined);
     cr_assert_eq(m->q.bytes_quarantined, m->bytes_quarantined);
     cr_assert_eq(m->q.n_flushes, m->flushes, "a flush that found nothing is none");
     cr_assert_eq(m->q.flushing, m->flushing);
     for (int i = 0; i < N_OWNERS; i++)
-        cr_assert_eq(m->owners[i].held, m->held[i]);
+        cr_assert_eq(m->owners[i].deferred, m->held[i]);
     cr_assert_eq(dealloc_deadline_ns(&m->q),
                  oldest < 0 ? UINT64_MAX : m->entries[oldest].at_ns + m->q.limits.max_age_ns);
     dealloc_check(&m->q);
