@@ -47,6 +47,16 @@ model_may(const struct model *m, const struct m_slot *slot, int pool, int what)
     return (int)(p->mode >> class) & what;
 }
 
+bool
+model_refuse_writer(const struct model *m, struct m_request *r, const struct m_slot *slot,
+                    int pool, bool there)
+{
+    bool writes = model_may(m, slot, pool, 2);
+
+    return model_refuse(r, !writes && model_may(m, slot, pool, 4), ERR(PERMISSION)) ||
+           model_refuse(r, !writes || !there, ERR(NOT_FOUND));
+}
+
 struct m_array *
 model_find(struct model *m, int pool, int name)
 {

@@ -139,6 +139,17 @@ struct m_request {
     bool was_ghost; /* the name that it creates */
 };
 
+#define ERR(name) (UINT32_C(1) << PROTO_ERR_##name)
+
+/* Where `when` is so, it has to be refused, with one of these errors. Returns whether it is. */
+static inline bool
+model_refuse(struct m_request *r, bool when, uint32_t errors)
+{
+    r->must_fail = r->must_fail || when;
+    r->may_fail |= when ? errors : 0;
+    return when;
+}
+
 struct model {
     struct harness h;
     uint64_t seed, random;
@@ -198,6 +209,10 @@ void model_report(const struct model *m);
 uint32_t model_random(struct model *m, uint32_t below);
 /* what: 4 to read, 2 to write */
 bool model_may(const struct model *m, const struct m_slot *slot, int pool, int what);
+/* It has to be refused to who may not write in the pool, and to others where what it is about is
+ * not there. */
+bool model_refuse_writer(const struct model *m, struct m_request *r, const struct m_slot *slot,
+                         int pool, bool there);
 const char *model_pool_name(int pool);
 const char *model_name(int name);
 /* The living one under the name, or NULL. */

@@ -9,7 +9,6 @@
 #include "caid_test.h"
 #include "model.h"
 
-#define ERR(name)  (UINT32_C(1) << PROTO_ERR_##name)
 #define ERR_LIMITS (ERR(LIMIT) | ERR(QUOTA))
 
 /* ---- fences and what they say ---- */
@@ -491,12 +490,10 @@ model_brackets_lease_gone(struct model *m, int slot, uint64_t lease)
             if (b->slot != slot || b->claims[c].lease != lease || b->claims[c].gone)
                 continue;
             struct m_request *r = b->waiting ? model_request_of(m, b) : NULL;
-            if (r) {
-                r->may_fail |= ERR(INVALID);
-                r->must_fail = true;
-            } else {
+            if (r)
+                model_refuse(r, true, ERR(INVALID));
+            else
                 abandon(m, &b->claims[c]);
-            }
             b->claims[c].gone = true;
         }
     }

@@ -9,7 +9,6 @@
 #include "caid_test.h"
 #include "model.h"
 
-#define ERR(name)  (UINT32_C(1) << PROTO_ERR_##name)
 #define ERR_LIMITS (ERR(LIMIT) | ERR(QUOTA))
 
 /* ---- publishing ---- */
@@ -23,8 +22,7 @@ choose_place(struct model *m, const struct m_array *whole, struct m_request *r)
     if (!span || model_random(m, 10) == 0) {
         r->offset = model_random(m, 2) ? span : UINT64_MAX - model_random(m, 3);
         r->span = model_random(m, 3);
-        r->may_fail |= ERR(INVALID);
-        r->must_fail = true;
+        model_refuse(r, true, ERR(INVALID));
         return;
     }
     r->offset = model_random(m, span);

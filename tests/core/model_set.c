@@ -6,17 +6,9 @@
 #include "caid_test.h"
 #include "model.h"
 
-#define ERR(name)  (UINT32_C(1) << PROTO_ERR_##name)
 #define ERR_LIMITS (ERR(LIMIT) | ERR(QUOTA))
 
 static const char *const keys[M_KEYS] = {"x", "y"};
-
-static void
-refuse(struct m_request *r, uint32_t with)
-{
-    r->must_fail = true;
-    r->may_fail |= with;
-}
 
 /* Of the slot's leases; mostly one on what may become a set. */
 static const struct m_lease *
@@ -40,14 +32,14 @@ expect_stage(struct model *m, struct m_request *r, const struct m_slot *slot,
     const struct m_array *s = &m->arrays[set->array], *a = &m->arrays[member->array];
 
     if (!model_may(m, slot, s->pool, 2) || s->uid != slot->uid)
-        refuse(r, ERR(PERMISSION));
+        model_refuse(r, true, ERR(PERMISSION));
     if (set->readonly || s->span || s->last_name != M_NONE || s->keeper != M_NONE ||
         s->n_sets || s->pool != a->pool || a->is_set || s == a)
-        refuse(r, ERR(INVALID));
+        model_refuse(r, true, ERR(INVALID));
     if (model_is_abandoned(m, member->array))
-        refuse(r, ERR(ABANDONED));
+        model_refuse(r, true, ERR(ABANDONED));
     if (s->members[r->label] != M_NONE)
-        refuse(r, ERR(EXISTS));
+        model_refuse(r, true, ERR(EXISTS));
 }
 
 static void
@@ -68,7 +60,7 @@ step_stage(struct model *m, int s)
     const uint64_t leases[] = {member->lease, member->lease};
     uint32_t n = 1 + (model_random(m, 4) == 0);
     if (n > 1) /* the second one has no key: neither is added */
-        refuse(r, ERR(INVALID_NAME));
+        model_refuse(r, true, ERR(INVALID_NAME));
     model_note(m, "slot %d: lease %llu takes %llu as %s%s", s, (unsigned long long)set->lease,
                (unsigned long long)member->lease, keys[r->label],
                n > 1 ? ", and one more" : "");
@@ -102,11 +94,11 @@ step_open_of(struct model *m, int s)
     r->readonly = model_random(m, 2);
     r->may_fail = ERR_LIMITS;
     if (!set->is_set)
-        refuse(r, ERR(INVALID));
+        model_refuse(r, true, ERR(INVALID));
     if (!r->readonly && (lease->readonly || !model_may(m, slot, set->pool, 2)))
-        refuse(r, ERR(PERMISSION));
+        model_refuse(r, true, ERR(PERMISSION));
     if (set->members[key] == M_NONE)
-        refuse(r, ERR(NOT_FOUND));
+        model_refuse(r, true, ERR(NOT_FOUND));
     const struct msg_str name = MSG_STR(keys[key]);
     model_note(m, "slot %d: open %s of lease %llu", s, keys[key],
                (unsigned long long)lease->lease);
@@ -128,9 +120,9 @@ model_expect_sets(struct model *m, struct m_request *r, const struct m_array *ar
     const struct m_array *a = model_find(m, r->pool, 0), *ab = model_find(m, r->pool, 1);
 
     if (r->name == 1 && a && a->is_set && a != array)
-        refuse(r, ERR(INVALID));
+        model_refuse(r, true, ERR(INVALID));
     if (r->name == 0 && array && array->is_set && ab && ab != array)
-        refuse(r, ERR(EXISTS));
+        model_refuse(r, true, ERR(EXISTS));
     if (r->name == 0 && array && array->is_set && m->names[r->pool][1].creating != M_NONE) {
         r->must_fail |= m->names[r->pool][1].creating >= 0;
         r->may_fail |= ERR(EXISTS);

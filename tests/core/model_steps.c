@@ -10,8 +10,6 @@
 #include "caid_test.h"
 #include "model.h"
 
-#define ERR(name) (UINT32_C(1) << PROTO_ERR_##name)
-
 /* What a uid's or a pool's limits, or memory, may refuse. */
 #define ERR_LIMITS (ERR(LIMIT) | ERR(QUOTA))
 #define ERR_DRIVER (ERR(NO_MEMORY) | ERR(DRIVER) | ERR(UNSUPPORTED))
@@ -194,19 +192,12 @@ expect_create(struct model *m, struct m_request *r, const struct m_slot *slot)
     const struct m_name *name = r->name == M_NONE ? NULL : &m->names[r->pool][r->name];
 
     r->may_fail = ERR_LIMITS | ERR_DRIVER;
-    if (!model_may(m, slot, r->pool, 2)) {
-        r->must_fail = true;
-        r->may_fail |= model_may(m, slot, r->pool, 4) ? ERR(PERMISSION) : ERR(NOT_FOUND);
+    if (model_refuse_writer(m, r, slot, r->pool, true))
         return;
-    }
     if (slot->uid == 0 && r->pool < 2)
         r->may_fail |= ERR(NOT_FOUND); /* that uid is not there */
-    if (name && (name->array != M_NONE || name->creating >= 0)) {
-        r->must_fail = true;
-        r->may_fail |= ERR(EXISTS);
-    } else if (name && name->creating == M_GHOST) {
-        r->may_fail |= ERR(EXISTS);
-    }
+    if (name && !model_refuse(r, name->array != M_NONE || name->creating >= 0, ERR(EXISTS)))
+        r->may_fail |= name->creating == M_GHOST ? ERR(EXISTS) : 0;
     if (name)
         model_expect_sets(m, r, NULL);
     r->was_ghost = name && name->creating == M_GHOST;
@@ -306,10 +297,9 @@ step_open(struct model *m, int s)
     r->must_fail |= !model_may(m, slot, r->pool, 4);
     if (r->must_fail)
         r->may_fail |= ERR(NOT_FOUND);
-    if (!readonly && model_may(m, slot, r->pool, 4) && !model_may(m, slot, r->pool, 2)) {
-        r->must_fail = true;
-        r->may_fail |= ERR(PERMISSION);
-    }
+    model_refuse(r,
+                 !readonly && model_may(m, slot, r->pool, 4) && !model_may(m, slot, r->pool, 2),
+                 ERR(PERMISSION));
     model_note(m, "slot %d: open %u of %s, first %s", s, n, model_pool_name(r->pool),
                names[0].p);
     struct msg_open_params params = {.names = {names, n},
@@ -345,13 +335,9 @@ step_open_generation(struct model *m, int s)
     r->pool = pool;
     r->may_fail = ERR_LIMITS;
     r->readonly = true;
-    if (!model_may(m, slot, pool, 4)) {
-        r->must_fail = true;
-        r->may_fail |= ERR(NOT_FOUND);
-    } else if (!is_held(m, pool, name, generation)) {
-        r->must_fail = true;
-        r->may_fail |= ERR(STALE) | (slot->uid == 0 && pool < 2 ? ERR(NOT_FOUND) : 0);
-    }
+    if (!model_refuse(r, !model_may(m, slot, pool, 4), ERR(NOT_FOUND)))
+        model_refuse(r, !is_held(m, pool, name, generation),
+                     ERR(STALE) | (slot->uid == 0 && pool < 2 ? ERR(NOT_FOUND) : 0));
     model_note(m, "slot %d: open %s of %s, generation %llu", s, model_name(name),
                model_pool_name(pool), (unsigned long long)generation);
     h_open_generation(&m->h, slot->conn, model_name(name), model_pool_name(pool), generation);
@@ -407,18 +393,15 @@ choose_companion(struct model *m, const struct m_slot *slot, struct m_request *r
     const struct m_lease *lease = &slot->leases[model_random(m, (uint32_t)slot->n_leases)];
     const struct m_array *a = &m->arrays[r->seen], *companion = &m->arrays[lease->array];
 
-    if (lease->array != a->companion &&
-        (companion->pool != a->pool || companion->uid != a->uid || lease->readonly ||
-         companion == a || companion->name != M_NONE || companion->keeper != M_NONE ||
-         companion->companion != M_NONE || companion->whole != M_NONE || companion->is_set ||
-         a->companion != M_NONE)) {
-        r->must_fail = true;
-        r->may_fail |= ERR(INVALID);
-    }
-    if (lease->array != a->companion && model_is_abandoned(m, lease->array)) {
-        r->must_fail = true;
-        r->may_fail |= ERR(ABANDONED);
-    }
+    bool other = lease->array != a->companion;
+    model_refuse(r,
+                 other && (companion->pool != a->pool || companion->uid != a->uid ||
+                           lease->readonly || companion == a || companion->name != M_NONE ||
+                           companion->keeper != M_NONE || companion->companion != M_NONE ||
+                           companion->whole != M_NONE || companion->is_set ||
+                           a->companion != M_NONE),
+                 ERR(INVALID));
+    model_refuse(r, other && model_is_abandoned(m, lease->array), ERR(ABANDONED));
     r->may_fail |= companion->was_kept ? ERR(INVALID) : 0;
     r->companion = lease->array;
     return lease->lease;
@@ -440,20 +423,13 @@ step_publish(struct model *m, int s)
     r->may_fail = ERR_LIMITS;
     r->label = model_random(m, 2) ? m->h.next_id + 1 : 0;
     int creating = m->names[r->pool][r->name].creating;
-    if (!model_may(m, slot, r->pool, 2)) {
-        r->must_fail = true;
-        r->may_fail |= ERR(PERMISSION);
-    } else if (model_is_abandoned(m, lease->array)) {
-        r->must_fail = true;
-        r->may_fail |= ERR(ABANDONED);
-    } else if (creating != M_NONE) {
+    if (!model_refuse(r, !model_may(m, slot, r->pool, 2), ERR(PERMISSION)) &&
+        !model_refuse(r, model_is_abandoned(m, lease->array), ERR(ABANDONED)) &&
+        creating != M_NONE) {
         r->must_fail = creating >= 0;
         r->may_fail |= ERR(EXISTS);
     }
-    if (m->arrays[lease->array].keeper != M_NONE) {
-        r->must_fail = true;
-        r->may_fail |= ERR(INVALID);
-    }
+    model_refuse(r, m->arrays[lease->array].keeper != M_NONE, ERR(INVALID));
     r->may_fail |= m->arrays[lease->array].was_kept ? ERR(INVALID) : 0;
     model_expect_sets(m, r, &m->arrays[lease->array]);
     snprintf(label, sizeof(label), "%llu", (unsigned long long)r->label);
@@ -462,10 +438,7 @@ step_publish(struct model *m, int s)
                                         .metadata = msg_str_opt(r->label ? label : NULL),
                                         .new = model_random(m, 4) == 0,
                                         .ttl_ns = some_ttl(m, r)};
-    if (params.new && m->names[r->pool][r->name].array != M_NONE) {
-        r->must_fail = true;
-        r->may_fail |= ERR(EXISTS);
-    }
+    model_refuse(r, params.new && m->names[r->pool][r->name].array != M_NONE, ERR(EXISTS));
     if (model_random(m, 3) == 0)
         params.companion = choose_companion(m, slot, r);
     model_note(m, "slot %d: publish lease %llu as %s in %s%s, companion %llu, for %llu ns", s,
@@ -487,10 +460,7 @@ step_open_companion(struct model *m, int s)
     r->pool = m->arrays[lease->array].pool;
     r->readonly = lease->readonly;
     r->may_fail = ERR_LIMITS;
-    if (m->arrays[lease->array].companion == M_NONE) {
-        r->must_fail = true;
-        r->may_fail |= ERR(NOT_FOUND);
-    }
+    model_refuse(r, m->arrays[lease->array].companion == M_NONE, ERR(NOT_FOUND));
     model_note(m, "slot %d: open the companion of lease %llu", s,
                (unsigned long long)lease->lease);
     h_request(&m->h, slot->conn, MSG_OPEN_COMPANION,
@@ -505,13 +475,7 @@ step_unlink(struct model *m, int s)
 
     r->pool = some_pool(m, slot);
     r->name = some_name(m);
-    if (!model_may(m, slot, r->pool, 2) && model_may(m, slot, r->pool, 4)) {
-        r->must_fail = true;
-        r->may_fail = ERR(PERMISSION);
-    } else if (!model_may(m, slot, r->pool, 2) || !model_find(m, r->pool, r->name)) {
-        r->must_fail = true;
-        r->may_fail = ERR(NOT_FOUND);
-    }
+    model_refuse_writer(m, r, slot, r->pool, model_find(m, r->pool, r->name));
     model_note(m, "slot %d: unlink %s in %s", s, model_name(r->name), model_pool_name(r->pool));
     h_unlink(&m->h, slot->conn, model_name(r->name), model_pool_name(r->pool));
 }
@@ -533,13 +497,7 @@ step_rename(struct model *m, int s)
     bool taken = !params.replace && m->names[r->pool][r->name].array != M_NONE;
     r->seen = array ? (uint64_t)(array - m->arrays) : 0;
     r->may_fail = ERR_LIMITS;
-    if (!model_may(m, slot, r->pool, 2) && model_may(m, slot, r->pool, 4)) {
-        r->must_fail = true;
-        r->may_fail |= ERR(PERMISSION);
-    } else if (!model_may(m, slot, r->pool, 2) || !array) {
-        r->must_fail = true;
-        r->may_fail |= ERR(NOT_FOUND);
-    } else if (creating != M_NONE || taken) {
+    if (!model_refuse_writer(m, r, slot, r->pool, array) && (creating != M_NONE || taken)) {
         r->must_fail = creating >= 0 || taken;
         r->may_fail |= ERR(EXISTS);
     }
@@ -567,16 +525,9 @@ step_expire(struct model *m, int s)
                                        .ttl_ns = some_ttl(m, r)};
     r->seen = array ? (uint64_t)(array - m->arrays) : 0;
     r->may_fail = params.ttl_ns ? ERR_LIMITS : 0;
-    if (!model_may(m, slot, r->pool, 2) && model_may(m, slot, r->pool, 4)) {
-        r->must_fail = true;
-        r->may_fail |= ERR(PERMISSION);
-    } else if (!model_may(m, slot, r->pool, 2) || !array) {
-        r->must_fail = true;
-        r->may_fail |= ERR(NOT_FOUND);
-    } else if (params.generation && params.generation != array->generation) {
-        r->must_fail = true;
-        r->may_fail |= ERR(STALE);
-    }
+    if (!model_refuse_writer(m, r, slot, r->pool, array))
+        model_refuse(r, params.generation && params.generation != array->generation,
+                     ERR(STALE));
     model_note(m, "slot %d: %s in %s of generation %llu expires in %llu ns", s,
                model_name(r->name), model_pool_name(r->pool),
                (unsigned long long)params.generation, (unsigned long long)params.ttl_ns);
@@ -596,12 +547,8 @@ step_watch(struct model *m, int s)
     if (model_random(m, 4) == 0)
         r->seen += model_random(m, 3);
     r->may_fail = ERR(LIMIT);
-    if (!model_may(m, slot, r->pool, 4)) {
-        r->must_fail = true;
-        r->may_fail |= ERR(NOT_FOUND);
-    } else if (slot->uid == 0 && r->pool < 2) {
-        r->may_fail |= ERR(NOT_FOUND);
-    }
+    if (!model_refuse(r, !model_may(m, slot, r->pool, 4), ERR(NOT_FOUND)))
+        r->may_fail |= slot->uid == 0 && r->pool < 2 ? ERR(NOT_FOUND) : 0;
     model_note(m, "slot %d: watch %s in %s, seen %llu", s, model_name(r->name),
                model_pool_name(r->pool), (unsigned long long)r->seen);
     h_watch(&m->h, slot->conn, model_name(r->name), model_pool_name(r->pool), r->seen);
@@ -833,57 +780,33 @@ step_offend(struct model *m, int s)
     model_drop_requests(m, s);
 }
 
-static void (*const client_steps[])(struct model *, int) = {
-    step_create,
-    step_create,
-    step_create,
-    step_create,
-    step_create,
-    step_create,
-    step_open,
-    step_open,
-    step_open,
-    step_open,
-    step_close,
-    step_close,
-    step_close,
-    step_close,
-    step_open_generation,
-    step_open_generation,
-    step_publish,
-    step_publish,
-    step_publish,
-    step_publish,
-    step_unlink,
-    step_unlink,
-    step_rename,
-    step_rename,
-    step_expire,
-    step_expire,
-    step_watch,
-    step_watch,
-    step_watch,
-    step_cancel,
-    step_list,
-    step_list,
-    step_unnamed,
-    step_flush,
-    step_flush,
-    step_defer,
-    step_defer,
-    step_memory_info,
-    step_ask,
-    step_offend,
-    step_open_companion,
-    step_open_companion,
-    model_step_ticket,
-    model_step_ticket,
-    model_step_ticket,
-    model_step_set,
-    model_step_set,
-    model_step_set,
-    model_step_set,
+static const struct {
+    void (*take)(struct model *, int);
+    uint32_t weight;
+} client_steps[] = {
+    {step_create, 6},       {step_open, 4},
+    {step_close, 4},        {step_open_generation, 2},
+    {step_publish, 4},      {step_unlink, 2},
+    {step_rename, 2},       {step_expire, 2},
+    {step_watch, 3},        {step_cancel, 1},
+    {step_list, 2},         {step_unnamed, 1},
+    {step_flush, 2},        {step_defer, 2},
+    {step_memory_info, 1},  {step_ask, 1},
+    {step_offend, 1},       {step_open_companion, 2},
+    {model_step_ticket, 3}, {model_step_set, 4},
 };
+
+#define ALL_WEIGHTS 49
+
+static void
+take_client_step(struct model *m, int s)
+{
+    uint32_t at = model_random(m, ALL_WEIGHTS), i = 0;
+
+    for (; at >= client_steps[i].weight; i++)
+        at -= client_steps[i].weight;
+    client_steps[i].take(m, s);
+}
 
 static void
 try_step(struct model *m)
@@ -911,7 +834,7 @@ try_step(struct model *m)
     else if (model_random(m, 8) == 0)
         model_step_part(m, s);
     else
-        client_steps[model_random(m, ARRAY_SIZE(client_steps))](m, s);
+        take_client_step(m, s);
 }
 
 void

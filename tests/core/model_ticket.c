@@ -6,7 +6,6 @@
 #include "caid_test.h"
 #include "model.h"
 
-#define ERR(name)  (UINT32_C(1) << PROTO_ERR_##name)
 #define ERR_LIMITS (ERR(LIMIT) | ERR(QUOTA))
 
 static struct m_ticket *
@@ -54,10 +53,7 @@ step_send(struct model *m, int s)
     r->readonly = lease->readonly;
     r->keeps = model_random(m, 4) == 0;
     r->may_fail = ERR_LIMITS;
-    if (find(m, r->label)) {
-        r->must_fail = true;
-        r->may_fail |= ERR(INVALID);
-    }
+    model_refuse(r, find(m, r->label), ERR(INVALID));
     const uint64_t words[] = {r->label, 1};
     struct msg_send_params params = {.lease = lease->lease,
                                      .ticket = {words, 2},
@@ -65,8 +61,7 @@ step_send(struct model *m, int s)
     if (model_random(m, 8) ==
         0) { /* one that the slot has not been told of: a ticket's, perhaps */
         params.lease = unknown_lease(m, slot);
-        r->must_fail = true;
-        r->may_fail |= ERR(INVALID);
+        model_refuse(r, true, ERR(INVALID));
     }
     model_note(m, "slot %d: send lease %llu by %llu", s, (unsigned long long)lease->lease,
                (unsigned long long)r->label);

@@ -8,7 +8,6 @@
 #include "caid_test.h"
 #include "model.h"
 
-#define ERR(name)  (UINT32_C(1) << PROTO_ERR_##name)
 #define ERR_LIMITS (ERR(LIMIT) | ERR(QUOTA))
 
 /* ---- brackets ---- */
@@ -70,10 +69,7 @@ expect_begin(struct model *m, const struct m_bracket *b, struct m_request *r, bo
         r->may_fail |= ERR(DEADLOCK);
         r->must_fail = !model_is_uncertain(m);
     }
-    if (nowait) {
-        r->may_fail |= ERR(TIMEOUT);
-        r->must_fail = true;
-    }
+    model_refuse(r, nowait, ERR(TIMEOUT));
 }
 
 static bool
@@ -128,10 +124,7 @@ step_begin(struct model *m, int s)
     choose_claims(m, &b, r);
     if (m->n_brackets && model_random(m, 30) == 0)
         b.id = m->brackets[0].id;
-    if (is_used(m, s, b.id)) {
-        r->may_fail |= ERR(INVALID);
-        r->must_fail = true;
-    }
+    model_refuse(r, is_used(m, s, b.id), ERR(INVALID));
     for (int i = 0; i < b.n_claims; i++)
         b.claims[i].nested = !b.claims[i].write && model_is_nested(m, &b, b.claims[i].array);
     model_note(m, "slot %d: begin %llu, %d arrays, first %d for %s%s", s,
@@ -355,13 +348,9 @@ step_timeline(struct model *m, int s)
     struct m_request *r = model_ask(m, s, MSG_TIMELINE);
     model_note(m, "slot %d: timeline %s in %s", s, model_name(name), model_pool_name(pool));
     r->may_fail = ERR_LIMITS | (slot->uid == 0 && pool < 2 ? ERR(NOT_FOUND) : 0);
-    if (!model_may(m, slot, pool, 2)) {
-        r->must_fail = true;
-        r->may_fail |= model_may(m, slot, pool, 4) ? ERR(PERMISSION) : ERR(NOT_FOUND);
-    } else if (m->timelines[pool][name] || has_name(m, page)) {
-        r->must_fail = true;
-        r->may_fail |= ERR(EXISTS) | ERR(INVALID);
-    }
+    if (!model_refuse_writer(m, r, slot, pool, true))
+        model_refuse(r, m->timelines[pool][name] || has_name(m, page),
+                     ERR(EXISTS) | ERR(INVALID));
     const struct h_reply *reply =
         h_timeline(&m->h, slot->conn, model_name(name), model_pool_name(pool), page);
     if (reply->seen && !reply->error)
