@@ -113,6 +113,45 @@ fake_request(struct fake *fake)
 }
 
 void
+fake_pong(struct fake *fake)
+{
+    static const struct msg_none nothing;
+
+    fake_result(fake, MSG_PING, &nothing, NULL, 0);
+}
+
+void
+fake_open(struct fake *fake)
+{
+    static const int64_t shape[] = {0};
+    const struct msg_array array = {
+        .lease = 11,
+        .typestr = MSG_STR("|u1"),
+        .shape = {shape, 1},
+        .generation = 1,
+        .device = MSG_STR(fake_uuid()),
+    };
+    struct msg_arrays_result result = {
+        .pool = MSG_STR("uid:0"),
+        .arrays = &array,
+        .n_arrays = 1,
+    };
+
+    if (fake_request(fake) == MSG_OPEN)
+        fake_result(fake, MSG_OPEN, &result, NULL, 0);
+}
+
+void
+fake_go_on(struct fake *fake)
+{
+    enum msg_method method;
+
+    while ((method = fake_request(fake)) != MSG_UNKNOWN)
+        if (method == MSG_PING)
+            fake_pong(fake);
+}
+
+void
 fake_drain(struct fake *fake)
 {
     while (fake_request(fake) != MSG_UNKNOWN)

@@ -50,8 +50,13 @@ void fake_send(struct fake *fake, const void *packet, size_t n, const int *fds, 
 void fake_result(struct fake *fake, enum msg_method method, const void *result, const int *fds,
                  size_t n_fds);
 void fake_error(struct fake *fake, uint32_t code, const char *text, int cuda);
-/* Reads until the client hangs up. */
+/* The last one was a ping. */
+void fake_pong(struct fake *fake);
+/* Waits for the opening of an array, which gets one of no bytes: no driver is needed for it. */
+void fake_open(struct fake *fake);
+/* Reads until the client hangs up; and answers pings meanwhile. */
 void fake_drain(struct fake *fake);
+void fake_go_on(struct fake *fake);
 
 /* A script: answers the first request with this, which is its data, and then reads on. */
 struct fake_answer {

@@ -19,31 +19,7 @@
 
 #define PAGE 7
 
-static const struct msg_none nothing;
-
 /* ---- what scripts say ---- */
-
-/* An array without bytes: no driver is needed for it. */
-static void
-grant_array(struct fake *fake)
-{
-    static const int64_t shape[] = {0};
-    const struct msg_array array = {
-        .lease = 11,
-        .typestr = MSG_STR("|u1"),
-        .shape = {shape, 1},
-        .generation = 1,
-        .device = MSG_STR(fake_uuid()),
-    };
-    struct msg_arrays_result result = {
-        .pool = MSG_STR("uid:0"),
-        .arrays = &array,
-        .n_arrays = 1,
-    };
-
-    if (fake_request(fake) == MSG_OPEN)
-        fake_result(fake, MSG_OPEN, &result, NULL, 0);
-}
 
 struct grant {
     struct msg_fence fences[3];
@@ -112,17 +88,6 @@ send_known(struct fake *fake, enum msg_method method, uint64_t slot, bool more)
     g.result.more = more;
     g.n_fds = 0;
     send_grant(fake, method, &g);
-}
-
-/* Answers pings until the client goes. */
-static void
-go_on(struct fake *fake)
-{
-    enum msg_method method;
-
-    while ((method = fake_request(fake)) != MSG_UNKNOWN)
-        if (method == MSG_PING)
-            fake_result(fake, MSG_PING, &nothing, NULL, 0);
 }
 
 /* ---- and tests ask ---- */
@@ -212,7 +177,7 @@ script_spoiled(struct fake *fake)
     const struct spoiler *spoiler = fake->data;
     struct grant g;
 
-    grant_array(fake);
+    fake_open(fake);
     grant_init(&g);
     spoiler->spoil(&g);
     if (fake_request(fake) == MSG_BEGIN)
@@ -244,7 +209,7 @@ grant_with_more(struct fake *fake)
 {
     struct grant g;
 
-    grant_array(fake);
+    fake_open(fake);
     grant_init(&g);
     g.result.more = true;
     if (fake_request(fake) == MSG_BEGIN)
@@ -258,7 +223,7 @@ script_portions(struct fake *fake)
     for (uint64_t slot = 1; slot < TIMELINE_SLOTS; slot++)
         if (fake_request(fake) == MSG_FENCES)
             send_known(fake, MSG_FENCES, slot, slot < TIMELINE_SLOTS - 1);
-    go_on(fake);
+    fake_go_on(fake);
 }
 
 CAID_TEST(bracket_hostile, portions_come_to_an_end)
@@ -303,7 +268,7 @@ script_abandoned_portion(struct fake *fake)
     grant_with_more(fake);
     if (fake_request(fake) == MSG_FENCES)
         fake_error(fake, CAID_ERR_ABANDONED, "its writer died", 0);
-    go_on(fake);
+    fake_go_on(fake);
 }
 
 /* The writer died between the grant and the second portion. */
@@ -368,12 +333,12 @@ script_not_submitted(struct fake *fake)
 {
     struct grant g;
 
-    grant_array(fake);
+    fake_open(fake);
     grant_init(&g);
     g.submitted = g.done = 0;
     if (fake_request(fake) == MSG_BEGIN)
         send_grant(fake, MSG_BEGIN, &g);
-    go_on(fake);
+    fake_go_on(fake);
 }
 
 /* Whoever wrote the page, it is nothing to wait for (I7); the bracket is given back. */
@@ -397,14 +362,14 @@ script_crossing(struct fake *fake)
 {
     struct grant g;
 
-    grant_array(fake);
+    fake_open(fake);
     grant_init(&g);
     fake_request(fake); /* begin */
     if (fake_request(fake) == MSG_CANCEL && fake->cancelled.request == fake->id)
         send_grant(fake, MSG_BEGIN, &g);
     if (fake_request(fake) == MSG_END && fake_request(fake) == MSG_BEGIN)
         send_known(fake, MSG_BEGIN, 0, false); /* the client has the page */
-    go_on(fake);
+    fake_go_on(fake);
 }
 
 CAID_TEST(bracket_hostile, a_grant_that_crosses_is_given_back)
@@ -428,7 +393,7 @@ script_late(struct fake *fake)
 {
     struct grant g;
 
-    grant_array(fake);
+    fake_open(fake);
     grant_init(&g);
     fake_request(fake); /* begin */
     uint32_t id = fake->id;
@@ -438,9 +403,9 @@ script_late(struct fake *fake)
         fake->id = id;
         send_grant(fake, MSG_BEGIN, &g);
         fake->id = ping;
-        fake_result(fake, MSG_PING, &nothing, NULL, 0);
+        fake_pong(fake);
     }
-    go_on(fake);
+    fake_go_on(fake);
 }
 
 /* Nobody waits for long for a daemon that does not answer; what it answers later is given back. */
@@ -459,7 +424,7 @@ CAID_TEST(bracket_hostile, a_cancellation_that_is_not_answered)
 static void
 script_hang_up(struct fake *fake)
 {
-    grant_array(fake);
+    fake_open(fake);
     fake_request(fake); /* begin */
 }
 

@@ -19,28 +19,7 @@
 
 #define N_PARTS 2
 
-static const struct msg_none nothing;
-
 /* ---- the daemon's side ---- */
-
-/* Answers the opening of the whole, which has no bytes here: what is a part of what, the daemon
- * alone knows. */
-static void
-answer_open(struct fake *fake)
-{
-    static const int64_t shape = 0;
-    const struct msg_array array = {.lease = 11,
-                                    .device = MSG_STR(fake_uuid()),
-                                    .typestr = MSG_STR("|u1"),
-                                    .shape = {&shape, 1},
-                                    .generation = 1};
-    const struct msg_arrays_result result = {.pool = MSG_STR("uid:0"),
-                                             .arrays = &array,
-                                             .n_arrays = 1};
-
-    if (fake_request(fake) == MSG_OPEN)
-        fake_result(fake, MSG_OPEN, &result, NULL, 0);
-}
 
 static void
 answer_publish(struct fake *fake, uint64_t generation, uint64_t part)
@@ -100,7 +79,7 @@ script_story(struct fake *fake)
     const struct story *story = fake->data;
     uint32_t parts = 0;
 
-    answer_open(fake);
+    fake_open(fake);
     for (size_t i = 0; i < N_PARTS; i++) {
         wait_for(fake, MSG_PUBLISH_PART, &parts);
         answer_publish(fake, i + 1, story->ids[i]);
@@ -213,11 +192,11 @@ script_malformed(struct fake *fake)
 {
     uint32_t parts = 0;
 
-    answer_open(fake);
+    fake_open(fake);
     wait_for(fake, MSG_PUBLISH_PART, &parts);
     answer_publish(fake, 1, 5);
     wait_for(fake, MSG_PARTS, &parts);
-    fake_result(fake, MSG_PING, &nothing, NULL, 0);
+    fake_pong(fake);
     fake_drain(fake);
 }
 
@@ -257,7 +236,7 @@ script_second(struct fake *fake)
     const struct second *second = fake->data;
     uint32_t parts = 0;
 
-    answer_open(fake);
+    fake_open(fake);
     wait_for(fake, MSG_PUBLISH_PART, &parts);
     answer_publish(fake, 1, 5);
     if (second->told)
@@ -295,12 +274,10 @@ script_old(struct fake *fake)
 {
     uint32_t parts;
 
-    answer_open(fake);
+    fake_open(fake);
     wait_for(fake, MSG_PUBLISH_PART, &parts);
     fake_error(fake, PROTO_ERR_UNKNOWN_METHOD, "publish_part", 0);
-    if (fake_request(fake) == MSG_PING)
-        fake_result(fake, MSG_PING, &nothing, NULL, 0);
-    fake_drain(fake);
+    fake_go_on(fake);
 }
 
 CLIENT_TEST(part_hostile, a_daemon_that_is_too_old)
@@ -324,7 +301,7 @@ script_refuse_once(struct fake *fake)
     static const struct told both = {{5, 6}, 2};
     uint32_t parts = 0;
 
-    answer_open(fake);
+    fake_open(fake);
     wait_for(fake, MSG_PUBLISH_PART, &parts);
     answer_publish(fake, 1, 5);
     wait_for(fake, MSG_PARTS, &parts);
@@ -361,7 +338,7 @@ script_last_words(struct fake *fake)
     static const struct told one = {{6}, 1};
     uint32_t parts = 0;
 
-    answer_open(fake);
+    fake_open(fake);
     for (uint64_t i = 0; i < N_PARTS; i++) {
         wait_for(fake, MSG_PUBLISH_PART, &parts);
         answer_publish(fake, 1, 5 + i);
@@ -397,7 +374,7 @@ script_slow(struct fake *fake)
     uint32_t parts = 0;
 
     for (int i = 0; i < N_WHOLES + 1; i++)
-        answer_open(fake);
+        fake_open(fake);
     wait_for(fake, MSG_PUBLISH_PART, &parts);
     asked = true;
     while (!full)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One client used from many threads. */
-#include <errno.h>
+/* One client used from many threads; calls of all kinds at once: stress_client. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -94,41 +93,6 @@ FIXTURE_TEST(threads, open_and_close_the_same_blocks)
     make_filled("a");
     make_filled("b");
     crowd_run(&crowd, open_and_close);
-    crowd_join(&crowd);
-    wait_for_leases(f.client, 0);
-}
-
-/* Calls of all kinds at once: every reply finds its caller. */
-static void *
-everything(void *arg)
-{
-    struct crowd *crowd = arg;
-    struct caid_status status = CAID_INIT(status);
-    struct caid_memory_info info = CAID_INIT(info);
-    struct caid_array *array;
-
-    OPTIONS(caid_create_options, create, .typestr = "<i8");
-    for (int i = 0; i < N_ROUNDS / 4; i++) {
-        if (caid_client_ping(f.client, &error) < 0 ||
-            caid_client_status(f.client, &status, &error) < 0 ||
-            caid_memory_info(f.client, 0, &info, &error) < 0 ||
-            caid_client_dispatch(f.client, &error) < 0 ||
-            caid_array_create(f.client, &array, &create, &error) < 0) {
-            note_failure(crowd, "a call", &error);
-            break;
-        }
-        caid_array_close(array);
-        if (caid_unlink(f.client, "missing", NULL, &error) != -ENOENT)
-            note_failure(crowd, "unlink", &error);
-    }
-    return NULL;
-}
-
-FIXTURE_TEST(threads, calls_of_all_kinds)
-{
-    struct crowd crowd = {0};
-
-    crowd_run(&crowd, everything);
     crowd_join(&crowd);
     wait_for_leases(f.client, 0);
 }
@@ -248,7 +212,6 @@ static void
 script_early_news(struct fake *fake)
 {
     const struct msg_watch_result news = {.generation = 7};
-    static const struct msg_none nothing;
     atomic_bool *answered = *(atomic_bool *const *)fake->data;
 
     if (fake_request(fake) == MSG_WATCH)
@@ -256,7 +219,7 @@ script_early_news(struct fake *fake)
     fake_request(fake);
     usleep(200 * 1000);
     *answered = true;
-    fake_result(fake, MSG_PING, &nothing, NULL, 0);
+    fake_pong(fake);
     fake_drain(fake);
 }
 

@@ -501,13 +501,11 @@ answer_watch(struct fake *fake, uint32_t id, uint64_t generation)
 static uint32_t
 begin_watch(struct fake *fake)
 {
-    static const struct msg_none nothing;
-
     if (fake_request(fake) != MSG_WATCH)
         return 0;
     uint32_t id = fake->id;
     fake_request(fake);
-    fake_result(fake, MSG_PING, &nothing, NULL, 0);
+    fake_pong(fake);
     return id;
 }
 

@@ -47,26 +47,6 @@ def wait_until_used(daemon, n):
 # ---- ends of clients ----
 
 
-def test_sigkill_frees_what_is_unnamed(daemon):
-    def body(c):
-        create(c, mib=64)
-        create(c, "stays", mib=32)
-
-    process = in_child(daemon, body)
-    assert used(daemon) == 96 * MIB
-    kill(process)
-    wait_until_used(daemon, 32 * MIB)
-    with daemon.client() as c:
-        assert c.call("show", name="stays")["holders"] == []
-
-
-def test_close_frees_what_is_unnamed(daemon):
-    with daemon.client() as c:
-        lease = create(c, mib=64)["lease"]
-        c.notify("close", leases=[lease])
-        wait_until_used(daemon, 0)
-
-
 def test_sigkill_while_the_driver_works(start):
     """The answer has nobody to go to; the memory goes back."""
     d = start(config=AT_ONCE, CAID_SOFTCUDA_FAIL="cuMemCreate=delay:200000")
@@ -78,26 +58,6 @@ def test_sigkill_while_the_driver_works(start):
     kill(in_child(d, body))
     wait_for(lambda: d.status()["jobs"] == 0, "the end of the jobs")
     wait_until_used(d, 0)
-
-
-def test_exit_ends_leases_although_a_child_keeps_the_socket(daemon):
-    """The socket does not hang up while a forked child has it; the process's exit counts."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:  # the client
-        c = daemon.client()
-        create(c, mib=64)
-        if os.fork() == 0:
-            os.read(reader, 1)  # the child: keeps the socket until the test ends
-            os._exit(0)
-        os._exit(0)
-    os.waitpid(pid, 0)
-    try:
-        wait_until_used(daemon, 0)
-    finally:
-        os.write(writer, b"x")
-        os.close(writer)
-        os.close(reader)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
