@@ -194,18 +194,6 @@ MODES_TEST(killed_with_a_signal_on_its_way)
         killed(modes[i]);
 }
 
-/* A wait of a stream ahead of a signal that is never made. */
-END_TEST(killed_before_the_signal)
-{
-    struct process s = signaller_start("0");
-    signaller_do(&s, "h");
-    open_timeline();
-    assert_ok(caid_timeline_wait(f.timeline, f.stream, 2, 0, CAID_TIMELINE_AHEAD, &error));
-    assert_ok(caid_stream_check(f.client, f.stream, 0, &error));
-    process_end(&s, SIGKILL);
-    sync_abandoned();
-}
-
 static void *
 wait_forever(void *unused)
 {

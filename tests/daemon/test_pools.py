@@ -9,7 +9,7 @@ import pytest
 import raw
 from conftest import AT_ONCE, needs_root, public_daemon, wait_for
 
-PERMISSION, QUOTA = 8, 9
+PERMISSION = 8
 ALICE, BOB, TEAM = 60001, 60002, 60009  # numbers will do: nobody needs to know them
 
 pytestmark = needs_root
@@ -105,12 +105,6 @@ def test_shared_pool_follows_owner_and_group(daemon):
     outside = as_user(daemon, BOB, [], open_("x", "team"), open_("none", "team"))
     assert outside[0] == outside[1]
     assert isinstance(outside[0], int)
-
-
-def test_quota(daemon):
-    said = as_user(daemon, ALICE, [], create("a", "team", 6), create("b", "team", 4), create("c", "team", 2))
-    assert said[1] == QUOTA
-    assert said[0]["arrays"] and said[2]["arrays"]
 
 
 def call(client, said):

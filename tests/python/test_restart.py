@@ -7,7 +7,6 @@ import os
 import pathlib
 import pickle
 import queue
-import random
 import signal
 import socket
 import struct
@@ -1190,33 +1189,6 @@ def test_status_tells_what_is_kept(restarts):
         restarts.restart()
     with restarts.connect() as c:
         assert c.status().restarts == 4
-
-
-def test_it_stays_small(restarts):
-    """12,000 publishes; and the daemon is killed in between, whenever that is."""
-    published, over = {}, threading.Event()
-
-    def work():
-        with restarts.connect() as c:
-            while len(published) < 100 or not over.is_set():
-                name, value = f"n{rng.randrange(100)}", rng.randrange(1 << 30)
-                published[name] = publish(c, name, value), value
-                n_done[0] += 1
-
-    rng, n_done = random.Random(1), [0]
-    for n in (1_000, 4_000, 8_000, 12_000):
-        over.clear()
-        thread, ended = in_thread(work)
-        wait_until(lambda n=n: ended or n_done[0] >= n)
-        assert journal_of(restarts, restarts.process.pid) <= 2 << 20
-        restarts.end()
-        over.set()
-        restarts.start()
-        thread.join()
-        with restarts.connect() as c:
-            for entry in c.list():
-                assert (entry.generation, value_of(c, entry.name)) == published[entry.name]
-            assert {e.name for e in c.list()} >= published.keys()
 
 
 # --- users --------------------------------------------------------------------------------------
