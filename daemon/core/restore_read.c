@@ -12,6 +12,8 @@
 #include "restore.h"
 
 #define IS_GONE 1 /* in a place, which is a multiple of 8: the record says so */
+#define DONES_MIN \
+    16384 /* records that are added before those that another replaces are dropped */
 
 static const struct kind {
     size_t min;  /* bytes of a record */
@@ -61,8 +63,8 @@ read_record(struct founds all[static N_RECORDS], const struct journal_record *re
         return 0;
     struct founds *to = &all[is_gone ? gone->type : record->type];
     int r = founds_add(to, gone->key, record->place | (is_gone ? IS_GONE : 0));
-    if (r == 0 && record->type == RECORD_DONE && to->n == to->room)
-        r = founds_compact(to); /* each takes the place of one before, but for the first ones */
+    if (r == 0 && record->type == RECORD_DONE && to->n == to->room && to->n >= DONES_MIN)
+        r = founds_compact(to); /* each replaces an earlier one, but for a connection's first */
     return r;
 }
 

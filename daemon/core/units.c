@@ -78,10 +78,19 @@ of_writer(const struct units *u, const struct restore_array *a, uint32_t unit)
     return (struct of){.unit = unit, .uid = page ? uid_of_conn(u, page->record->conn) : NOBODY};
 }
 
+/* Most come one after the other. */
 static struct of
-of_member(const struct units *u, const struct record_member *m)
+of_array_id(struct units *u, uint64_t id)
 {
-    struct of of = of_array(u, restore_find(u->records, RECORD_ARRAY, m->key.id));
+    if (!u->last || u->last->record->key.id != id)
+        u->last = restore_find(u->records, RECORD_ARRAY, id);
+    return of_array(u, u->last);
+}
+
+static struct of
+of_member(struct units *u, const struct record_member *m)
+{
+    struct of of = of_array_id(u, m->key.id);
 
     of.host = member_host(m->n_name);
     return of;
@@ -99,26 +108,28 @@ of_hold(const struct units *u, const struct record_hold *hold)
 }
 
 static struct of
-of_ticket(const struct units *u, const struct record_ticket *t)
+of_ticket(struct units *u, const struct record_ticket *t)
 {
-    struct of of = of_array(u, restore_find(u->records, RECORD_ARRAY, t->array));
+    struct of of = of_array_id(u, t->array);
 
     of.uid = t->lease ? uid_of_conn(u, t->conn) : t->uid;
     of.host = TICKET_HOST;
     return of;
 }
 
+/* One that sort_places() has found. */
 static struct of
-of_record(const struct units *u, enum record_type type, size_t i)
+of_found(struct units *u, enum record_type type, const struct found *found)
 {
     const struct restore *r = u->records;
+    size_t i = found->place;
 
     switch (type) {
     case RECORD_BLOCK: return of_block(u, r->blocks[i].record);
     case RECORD_ARRAY: return of_array(u, &r->arrays[i]);
     case RECORD_MEMBER: return of_member(u, r->members[i]);
     case RECORD_HOLD: return of_hold(u, r->holds[i]);
-    case RECORD_TICKET: return of_ticket(u, r->tickets[i]);
+    case RECORD_TICKET: return of_ticket(u, (const void *)(uintptr_t)found->key.id);
     default:
         return (struct of){unit_of_pool(u, r->losts[i]->pool), r->losts[i]->uid,
                            lost_host(r->losts[i]->n_name)};
@@ -174,8 +185,9 @@ add_concern(struct units *u, const struct of *of)
 
 /* ---- order ---- */
 
-/* Arrays by their place in their block; tickets, whose keys are random, by that in the journal.
- * -ENOMEM. */
+/* Arrays by their place in their block; tickets, whose keys are random, by that in the journal,
+ * which is the address of the record: where these are read in another order, most of the time goes
+ * into waiting for memory. -ENOMEM. */
 static int
 sort_places(const struct units *u, enum record_type type, struct founds *ret)
 {
@@ -230,7 +242,7 @@ add_type(struct units *u, struct core *core, enum record_type type)
     int r = sort_places(u, type, &founds);
 
     for (size_t i = 0; r == 0 && i < founds.n; i++) {
-        const struct of of = of_record(u, type, founds.v[i].place);
+        const struct of of = of_found(u, type, &founds.v[i]);
         struct unit *unit = &u->v[of.unit];
         founds.v[i].key.id = of.unit;
         unit->n[type]++;

@@ -38,8 +38,9 @@ struct units {
     struct restore *records;
     struct unit *v;
     size_t n;
-    struct unit *next; /* units_next(), or NULL: it is to be found */
-    uint32_t *of_pool; /* by the place of a record in records->pools */
+    struct unit *next;                /* units_next(), or NULL: it is to be found */
+    const struct restore_array *last; /* that a ticket or a member was looked up in */
+    uint32_t *of_pool;                /* by the place of a record in records->pools */
     uint32_t
         *order[N_RECORDS]; /* places in records->lists, by unit; arrays by place in a block */
     struct concern *concerns; /* by uid */
