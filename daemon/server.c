@@ -861,11 +861,6 @@ server_run(struct server *s)
     const struct server_setup *setup = &s->setup;
 
     start_signals(s);
-    s->r = restart_open(&s->restart);
-    if (s->r == 0)
-        s->r = kept_start(setup->kept);
-    if (s->r < 0)
-        return s->r;
     s->opening = (struct opening){
         .driver = setup->driver,
         .handoff = setup->config->start.handoff,
@@ -877,6 +872,11 @@ server_run(struct server *s)
     s->r = opening_start(&s->opening, &s->loop);
     if (s->r < 0)
         return s->r;
+    s->r = restart_open(&s->restart); /* a large journal takes as long as the driver */
+    if (s->r == 0)
+        s->r = kept_start(setup->kept);
+    if (s->r < 0)
+        server_leave(s, EXIT_FAILURE);
     arrivals_listen_after(&s->arrivals, GRACE_MS);
     server_loop(s);
     return s->r;

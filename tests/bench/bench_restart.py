@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon that is killed, and another started at once, beside its keeper: how long until it is ready, and for how
 long a client's loop of open and close is out. By blocks, each of which is imported anew, and by arrays. As root, also
-what a quiet uid with 100,000 arrays feels of two others that have as much as they may, 400,000 of a kind."""
+what a quiet uid with 100,000 arrays feels of two others that have as much as they may, a million of a kind."""
 
 import os
 import pathlib
@@ -90,7 +90,7 @@ for case in CASES:
 # ---- hoards ----
 
 UIDS, QUIET = (64100, 64101), 64001
-LIMITS = "[limits]\narrays = 400000\nleases = 400000\n"
+LIMITS = "[limits]\narrays = 1000000\nleases = 1000000\n"
 HOARDS = {
     "nothing": "pass",
     "tickets": "a = c.create('a', 1, '|u1'); many(lambda i: kept.append(caid.Reference(a)))",
