@@ -86,6 +86,12 @@ def test_a_stop_ends_both(start, signum):
     assert not d.socket.exists()
 
 
+def test_its_own_memory_is_of_large_pages(start):
+    """As the unit has it."""
+    pid = child_of(start("--supervise"))
+    wait_for(lambda: b"\0GLIBC_TUNABLES=glibc.malloc.hugetlb=1\0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes(), pid)
+
+
 def test_caidctl_tells(start):
     d = start("--supervise")
     os.kill(child_of(d), signal.SIGKILL)

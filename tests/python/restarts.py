@@ -55,7 +55,7 @@ class Restarts:
         self.process = self.run(
             "caid", *under, _daemon.find_daemon(), "--foreground", f"--socket={self.address}",
             f"--config={self.config}", f"--keeper={self.folder}/keeper",
-            NOTIFY_SOCKET=str(self.folder / "notify"),
+            NOTIFY_SOCKET=str(self.folder / "notify"), GLIBC_TUNABLES="glibc.malloc.hugetlb=1",  # as the unit has it
         )  # fmt: skip
 
     def start(self, *under, wait=True):
