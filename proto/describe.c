@@ -107,6 +107,7 @@ static const struct unit {
     {"DEVICE", "int32_t ", NULL, "int"},
     {"DIMS", "const int64_t *", "n_%", "Tuple[int, ...]"},
     {"CHARS(", "char ", NULL, "str"},
+    {"WORDS(", "char ", NULL, "Tuple[str, ...]"},
     {"RECORDS", "const struct caid_% *const *", "n_%", "List[%]"},
     {"RECORD", "const struct caid_% *", NULL, "%"},
     {0},
@@ -182,7 +183,7 @@ c_member(char code[WIDTH], const struct field *f)
 
     put_name(type, sizeof(type), unit_of(f)->c, f->of);
     int bytes = 0;
-    if (sscanf(f->unit, "CHARS(%d)", &bytes) == 1)
+    if (sscanf(f->unit, "%*5s(%d)", &bytes) == 1)
         snprintf(code, WIDTH, "%s%s[%d];", type, name_of(f), bytes);
     else
         snprintf(code, WIDTH, "%s%s;", type, name_of(f));
@@ -218,7 +219,8 @@ print_header(const struct record *record)
         printf("    size_t struct_size;\n");
     for (const struct field *f = shown(record->fields); f->name; f = shown(f + 1)) {
         c_member(code, f);
-        print_line(code, width + 1, f->text, "NULL", "/*", " */");
+        print_line(code, width + 1, f->text, strncmp(f->unit, "CHARS", 5) ? "NULL" : "\"\"",
+                   "/*", " */");
         print_count(f);
     }
     printf("};\n");
@@ -250,7 +252,8 @@ print_python(const struct record *record)
     printf("\"\"\"\n\n");
     for (const struct field *f = shown(record->fields); f->name; f = shown(f + 1)) {
         char type[WIDTH / 2], code[WIDTH];
-        bool optional = !f->required && strstr("TEXT DIMS", f->unit);
+        bool optional = f->type && !f->required &&
+                        (strstr("TEXT DIMS", f->unit) || strncmp(f->unit, "CHARS", 5) == 0);
         put_name(type, sizeof(type), unit_of(f)->python, f->of ? class_name(f->of) : NULL);
         snprintf(code, sizeof(code), optional ? "%s: Optional[%s]" : "%s: %s", name_of(f),
                  type);

@@ -88,7 +88,7 @@ static int
 init_fixed(struct caid_arena *arena, const struct caid_arena_options *options,
            struct caid_error *error)
 {
-    const struct caid_device *device = &arena->client->devices[options->device];
+    const struct caid_device *device = arena->client->devices[options->device];
 
     arena->device = options->device;
     arena->granularity = granularity_of(device);

@@ -27,7 +27,7 @@ RB_GENERATE_STATIC(arena_block_tree, arena_block, by_size, block_cmp)
 int
 arena_check_size(const struct caid_arena *arena, uint64_t bytes, struct caid_error *error)
 {
-    const struct caid_device *device = &arena->client->devices[arena->device];
+    const struct caid_device *device = arena->client->devices[arena->device];
 
     if (bytes <= device->total && bytes <= INT64_MAX - arena->granularity)
         return 0;

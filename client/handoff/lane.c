@@ -276,7 +276,7 @@ static enum handoff
 handoff_of(const struct caid_client *client, uint32_t place, bool has_id)
 {
     int32_t index = client->gpu.devices[place].index;
-    int handoff = has_id && index >= 0 ? handoff_find(MSG_STR(client->devices[index].handoff))
+    int handoff = has_id && index >= 0 ? handoff_find(MSG_STR(client->devices[index]->handoff))
                                        : -1;
     return handoff < 0 ? HANDOFF_HOST : (enum handoff)handoff;
 }

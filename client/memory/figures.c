@@ -79,7 +79,8 @@ caid_flush(struct caid_client *client, int32_t device, struct caid_flushed *ret,
 {
     _cleanup_reply_ struct reply reply = {0};
     struct msg_flush_params params = {0};
-    struct msg_flush_result result;
+    struct msg_flushed result;
+    struct caid_flushed flushed;
     const char *uuid;
 
     int r = client_check(client, error);
@@ -94,11 +95,8 @@ caid_flush(struct caid_client *client, int32_t device, struct caid_flushed *ret,
         r = reply_get(&reply, client, MSG_FLUSH, &params, &result, error);
     if (r < 0 || !ret)
         return r;
-    struct caid_flushed flushed = {
-        .entries = result.entries,
-        .blocks = result.blocks,
-        .bytes = result.bytes,
-    };
+    if (answer_fill(&answer_flushed, client, &reply, &result, &flushed) < 0)
+        return client_violated(client, "flush", error);
     return result_write(ret, &flushed, sizeof(flushed), error);
 }
 

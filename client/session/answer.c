@@ -2,14 +2,20 @@
 #include "answer.h"
 
 #include <errno.h>
+#include <stdio.h>
 
 #include "client.h"
 #include "text.h"
 
 #define UNIT_CHARS(n)   UNIT_TEXT_IN, .size = (n)
+#define UNIT_WORDS(n)   UNIT_WORDS, .size = (n)
+#define OPTIONAL_REQ    false
+#define OPTIONAL_OPT    true
+#define OPTIONAL_ALL    true
 #define ANSWER(r, text) static const struct answer_field r##_fields[] = {
 #define FIELD(r, type, field, presence, unit_, text) \
     {.unit = UNIT_##unit_,                           \
+     .optional = OPTIONAL_##presence,                \
      .from = offsetof(struct msg_##r, field),        \
      .at = offsetof(struct caid_##r, field),         \
      .name = #field},
@@ -61,6 +67,18 @@ make_text(const struct maker *maker, struct msg_str from, const char **ret)
     }
     *ret = text;
     return 0;
+}
+
+static void
+make_words(struct msg_strs from, char *ret, size_t size)
+{
+    size_t n = 0;
+
+    ret[0] = 0;
+    for (uint32_t i = 0; i < from.n && n < size; i++)
+        n += (size_t)snprintf(ret + n, size - n, "%s%.*s", i > 0 ? " " : "", (int)from.v[i].n,
+                              from.v[i].p);
+    text_trim(ret);
 }
 
 static int
@@ -126,6 +144,7 @@ make_field(const struct maker *maker, const struct answer_field *f, const void *
     case UNIT_JSON:
     case UNIT_NAME: return make_text(maker, *(const struct msg_str *)from, ret);
     case UNIT_TEXT_IN: text_copy(ret, f->size, *(const struct msg_str *)from); return 0;
+    case UNIT_WORDS: make_words(*(const struct msg_strs *)from, ret, f->size); return 0;
     case UNIT_UID:
     case UNIT_GID:
     case UNIT_MODE: return make_u32(*(const uint64_t *)from, ret);

@@ -23,6 +23,7 @@ enum unit {
     UNIT_GID,
     UNIT_MODE,
     UNIT_TEXT_IN, /* an array of char, "" where it is absent: CHARS(its size) */
+    UNIT_WORDS,   /* the same, with a blank between each two: WORDS(its size) */
     UNIT_FLAG,    /* bool */
     UNIT_DIMS,    /* const int64_t *, then a uint32_t, how many */
     UNIT_RECORD,  /* const struct caid_<of> * */
@@ -40,6 +41,7 @@ enum unit {
 
 struct answer_field {
     enum unit unit;
+    bool optional;     /* of texts: it may be absent */
     uint16_t size;     /* of an array of char */
     uint16_t from, at; /* in struct msg_<r>, or NOT_OF_WIRE, and in struct caid_<r> */
     const char *name;

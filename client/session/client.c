@@ -193,7 +193,21 @@ client_device_uuid(const struct caid_client *client, int32_t device, const char 
     if (device < 0 || (uint32_t)device >= client->n_devices)
         return fail(error, CAID_ERR_DEVICE, "device %d: the daemon has %u", device,
                     client->n_devices);
-    *ret = client->devices[device].uuid;
+    *ret = client->devices[device]->uuid;
+    return 0;
+}
+
+int
+client_make_devices(struct caid_client *client, uint32_t n)
+{
+    struct caid_device **devices = calloc((size_t)n + 1, sizeof(*devices) + sizeof(**devices));
+
+    if (!devices)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < n; i++)
+        devices[i] = (struct caid_device *)(void *)(devices + n) + i;
+    client->devices = devices;
+    client->n_devices = n;
     return 0;
 }
 
@@ -201,7 +215,7 @@ int32_t
 client_find_device(const struct caid_client *client, struct msg_str uuid)
 {
     for (uint32_t i = 0; i < client->n_devices; i++)
-        if (msg_str_eq(uuid, client->devices[i].uuid))
+        if (msg_str_eq(uuid, client->devices[i]->uuid))
             return (int32_t)i;
     return -1;
 }
@@ -314,12 +328,12 @@ caid_client_ping(struct caid_client *client, struct caid_error *error)
 }
 
 int
-caid_client_devices(const struct caid_client *client, const struct caid_device **ret)
+caid_client_devices(const struct caid_client *client, const struct caid_device *const **ret)
 {
     if (!client)
         return -EINVAL;
     if (ret)
-        *ret = client->devices;
+        *ret = (const struct caid_device *const *)client->devices;
     return (int)client->n_devices;
 }
 

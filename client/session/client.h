@@ -68,7 +68,7 @@ struct caid_client {
     uint32_t set_max;  /* members of a set */
     size_t packet_max; /* bytes that the daemon takes */
     uint32_t n_devices;
-    struct caid_device *devices;
+    struct caid_device **devices;
     uint64_t call_timeout_ns;                          /* for each reply, or CAID_FOREVER */
     int (*interrupted)(void *userdata);                /* interrupt.h; or NULL */
     void (*returned)(uint64_t n_lost, void *userdata); /* resume.h; or NULL */
@@ -158,6 +158,7 @@ int client_device_uuid(const struct caid_client *client, int32_t device, const c
                        struct caid_error *error);
 /* The index of a device by its UUID, or -1. */
 int32_t client_find_device(const struct caid_client *client, struct msg_str uuid);
+int client_make_devices(struct caid_client *client, uint32_t n); /* all zero; -ENOMEM */
 
 /* Whether a feature has news for caid_client_dispatch(). Under lock. */
 bool client_has_news(const struct caid_client *client);

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/packet.h"
 #include "base/presence.h"
+#include "answer.h"
 #include "client.h"
 #include "interrupt.h"
 #include "text.h"
@@ -152,49 +153,20 @@ connect_socket(struct caid_client *client, const char *given, uint64_t deadline_
 /* ---- HELLO ---- */
 
 /* "device legacy pinned". */
-static void
-kinds_fill(char *ret, size_t size, struct msg_strs kinds)
-{
-    size_t n = 0;
-
-    for (uint32_t i = 0; i < kinds.n && n < size; i++)
-        n += (size_t)snprintf(ret + n, size - n, "%s%.*s", i > 0 ? " " : "", (int)kinds.v[i].n,
-                              kinds.v[i].p);
-    text_trim(ret);
-}
-
-static bool
-device_fill(struct caid_device *ret, const struct msg_device *m)
-{
-    if (m->uuid.n == 0 || m->uuid.n >= sizeof(ret->uuid) || !text_is_plain(m->uuid) ||
-        !text_is_plain(m->handoff))
-        return false;
-    text_copy(ret->uuid, sizeof(ret->uuid), m->uuid);
-    text_copy(ret->name, sizeof(ret->name), m->name);
-    ret->total = m->total;
-    ret->granularity = m->granularity;
-    text_copy(ret->handoff, sizeof(ret->handoff), m->handoff);
-    kinds_fill(ret->kinds, sizeof(ret->kinds), m->kinds);
-    ret->memops = m->memops;
-    ret->readonly_host = m->readonly_host;
-    ret->mps = m->mps;
-    text_copy(ret->persistence, sizeof(ret->persistence), m->persistence);
-    text_copy(ret->compute_mode, sizeof(ret->compute_mode), m->compute_mode);
-    return true;
-}
-
 static int
-devices_fill(struct caid_client *client, const struct msg_hello_result *hello,
-             struct caid_error *error)
+devices_fill(struct caid_client *client, const struct reply *reply,
+             const struct msg_hello_result *hello, struct caid_error *error)
 {
-    client->devices =
-        calloc(hello->n_devices ? hello->n_devices : 1, sizeof(client->devices[0]));
-    if (!client->devices)
+    if (client_make_devices(client, hello->n_devices) < 0)
         return fail_errno(error, ENOMEM, "no memory for %u devices", hello->n_devices);
-    for (uint32_t i = 0; i < hello->n_devices; i++)
-        if (!device_fill(&client->devices[i], &hello->devices[i]))
+    for (uint32_t i = 0; i < hello->n_devices; i++) {
+        const struct msg_device *m = &hello->devices[i];
+        struct caid_device *device = client->devices[i];
+        if (m->uuid.n == 0 || m->uuid.n >= sizeof(device->uuid) || !text_is_plain(m->uuid) ||
+            !text_is_plain(m->handoff) ||
+            answer_fill(&answer_device, client, reply, m, device) < 0)
             return client_violated(client, "hello", error);
-    client->n_devices = hello->n_devices;
+    }
     return 0;
 }
 
@@ -219,8 +191,8 @@ driver_choice(const char *given, const char *of_daemon)
 }
 
 static int
-hello_apply(struct caid_client *client, const struct msg_hello_result *hello,
-            const char *driver, struct caid_error *error)
+hello_apply(struct caid_client *client, const struct reply *reply,
+            const struct msg_hello_result *hello, const char *driver, struct caid_error *error)
 {
     /* No other word: a path would have us load what somebody else has put there. */
     const char *of_daemon = msg_str_eq(hello->driver, "soft") ? "soft" : "cuda";
@@ -245,7 +217,7 @@ hello_apply(struct caid_client *client, const struct msg_hello_result *hello,
                                           .daemon_id = client->daemon_id};
     resume_fill(client, hello->token);
 
-    int r = devices_fill(client, hello, error);
+    int r = devices_fill(client, reply, hello, error);
     if (r < 0)
         return r;
     r = gpu_init(&client->gpu, driver_choice(driver, of_daemon));
@@ -294,7 +266,7 @@ say_hello(struct caid_client *client, const struct caid_connect_options *options
     r = reply_get(&reply, client, MSG_HELLO, &params, &hello, error);
     if (r < 0)
         return r;
-    return hello_apply(client, &hello, options->driver, error);
+    return hello_apply(client, &reply, &hello, options->driver, error);
 }
 
 int

@@ -61,12 +61,12 @@ ctl_number(const char *text, unsigned long max, unsigned long *ret)
 int32_t
 ctl_device(const struct ctl *ctl, const char *text)
 {
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
     int n = caid_client_devices(ctl->client, &devices);
     unsigned long index;
 
     for (int i = 0; i < n; i++)
-        if (strcmp(devices[i].uuid, text) == 0)
+        if (strcmp(devices[i]->uuid, text) == 0)
             return i;
     if (n > 0 && ctl_number(text, (unsigned long)n - 1, &index))
         return (int32_t)index;

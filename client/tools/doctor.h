@@ -41,7 +41,7 @@ struct doctor {
     struct stat socket_stat;
 
     struct caid_status status;
-    const struct caid_device *devices; /* the daemon's */
+    const struct caid_device *const *devices; /* the daemon's */
     int32_t n_devices;
 
     struct drv *drv; /* this process's own */

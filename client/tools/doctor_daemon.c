@@ -332,7 +332,7 @@ static bool
 daemon_has(const struct doctor *doctor, const char *uuid)
 {
     for (int32_t i = 0; i < doctor->n_devices; i++)
-        if (strcmp(doctor->devices[i].uuid, uuid) == 0)
+        if (strcmp(doctor->devices[i]->uuid, uuid) == 0)
             return true;
     return false;
 }

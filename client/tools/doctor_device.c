@@ -18,7 +18,7 @@ ask_memory(const struct doctor *doctor, int32_t device, struct caid_memory_info 
 static void
 look_found(const struct doctor *doctor, int32_t device, struct finding *ret)
 {
-    const struct caid_device *d = &doctor->devices[device];
+    const struct caid_device *d = doctor->devices[device];
     struct caid_memory_info info;
 
     if (ask_memory(doctor, device, &info) < 0) {
@@ -42,7 +42,7 @@ find_here(const struct doctor *doctor, int32_t device, struct drv_device *ret)
         return -1;
     for (int i = 0; i < n; i++)
         if (drv_device_get(doctor->drv, i, ret, NULL) == 0 &&
-            strcmp(ret->uuid, doctor->devices[device].uuid) == 0)
+            strcmp(ret->uuid, doctor->devices[device]->uuid) == 0)
             return i;
     return -1;
 }
@@ -62,7 +62,7 @@ look_here(const struct doctor *doctor, int32_t device, struct finding *ret)
             "hidden by CUDA_VISIBLE_DEVICES=%s: its arrays are reached from another "
             "device, if there is one",
             visible);
-        finding_remedy(ret, "add %s to it", doctor->devices[device].uuid);
+        finding_remedy(ret, "add %s to it", doctor->devices[device]->uuid);
     } else {
         finding_problem(ret, "seen_not", "this process's driver does not have it");
         finding_remedy(ret, "see \"driver here\"; in a container, pass this GPU in");
@@ -74,7 +74,7 @@ look_here(const struct doctor *doctor, int32_t device, struct finding *ret)
 static void
 look_kinds(const struct doctor *doctor, int32_t device, struct finding *ret)
 {
-    const char *kinds = doctor->devices[device].kinds;
+    const char *kinds = doctor->devices[device]->kinds;
 
     if (strcmp(kinds, KINDS) == 0) {
         finding_ok(ret, "kinds_ok", "%s", kinds);
@@ -93,7 +93,7 @@ look_kinds(const struct doctor *doctor, int32_t device, struct finding *ret)
 static void
 look_memops(const struct doctor *doctor, int32_t device, struct finding *ret)
 {
-    if (doctor->devices[device].memops) {
+    if (doctor->devices[device]->memops) {
         finding_ok(ret, "memops_ok", "of 64 bits");
         return;
     }
@@ -104,7 +104,7 @@ look_memops(const struct doctor *doctor, int32_t device, struct finding *ret)
 static void
 look_readonly_host(const struct doctor *doctor, int32_t device, struct finding *ret)
 {
-    if (doctor->devices[device].readonly_host) {
+    if (doctor->devices[device]->readonly_host) {
         finding_ok(ret, "readonly_ok", "can be registered");
         return;
     }
@@ -123,7 +123,7 @@ could_memops(const struct caid_device *device)
 static void
 look_handoff(const struct doctor *doctor, int32_t device, struct finding *ret)
 {
-    const struct caid_device *d = &doctor->devices[device];
+    const struct caid_device *d = doctor->devices[device];
 
     if (strcmp(d->handoff, "memops") == 0) {
         finding_ok(ret, "handoff_memops", "memops: streams wait, and the host does not");
@@ -151,7 +151,7 @@ static bool
 is_mps(const struct doctor *doctor, int32_t device)
 {
     struct drv_device here;
-    return find_here(doctor, device, &here) >= 0 ? here.mps : doctor->devices[device].mps;
+    return find_here(doctor, device, &here) >= 0 ? here.mps : doctor->devices[device]->mps;
 }
 
 /* Figures of an H200: docs/PERFORMANCE.md. */
@@ -176,7 +176,7 @@ look_mps(const struct doctor *doctor, int32_t device, struct finding *ret)
 static void
 look_persistence(const struct doctor *doctor, int32_t device, struct finding *ret)
 {
-    const char *mode = doctor->devices[device].persistence;
+    const char *mode = doctor->devices[device]->persistence;
 
     if (strcmp(mode, "on") == 0) {
         finding_ok(ret, "persistence_on", "on");
@@ -194,7 +194,7 @@ look_persistence(const struct doctor *doctor, int32_t device, struct finding *re
 static void
 look_compute_mode(const struct doctor *doctor, int32_t device, struct finding *ret)
 {
-    const char *mode = doctor->devices[device].compute_mode;
+    const char *mode = doctor->devices[device]->compute_mode;
 
     if (strcmp(mode, "default") == 0) {
         finding_ok(ret, "compute_default", "default: any number of processes");

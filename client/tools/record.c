@@ -97,7 +97,8 @@ record_columns(const struct field *fields, struct table *ret)
 static const char *
 text_of(unsigned unit, const void *at)
 {
-    const char *text = unit == UNIT_TEXT_IN ? at : *(const char *const *)at;
+    const char *text = unit == UNIT_TEXT_IN || unit == UNIT_WORDS ? at
+                                                                  : *(const char *const *)at;
 
     return text && (text[0] || unit == UNIT_TEXT || unit == UNIT_JSON) ? text : NULL;
 }
@@ -124,6 +125,7 @@ add_cell(const struct ctl *ctl, unsigned unit, const void *at, struct table *tab
     case UNIT_NAME:
     case UNIT_CELL:
     case UNIT_TEXT_IN:
+    case UNIT_WORDS:
         text = text_of(unit, at);
         table_add(table, "%s", text ? text : "-");
         return;
@@ -199,7 +201,8 @@ add_member(struct json *out, const struct field *field, const void *at)
     case UNIT_TEXT:
     case UNIT_JSON:
     case UNIT_NAME:
-    case UNIT_TEXT_IN: json_str(out, field->key, text_of(field->unit, at)); break;
+    case UNIT_TEXT_IN:
+    case UNIT_WORDS: json_str(out, field->key, text_of(field->unit, at)); break;
     case UNIT_UID:
     case UNIT_GID:
     case UNIT_MODE: json_u64(out, field->key, *(const uint32_t *)at); break;

@@ -65,7 +65,7 @@ report_devices(struct ctl *ctl, const char *key, int32_t device, struct table *r
         "available= pending= quarantined= flushes= releases= index=DEVICE name total free used=CAID "
         "allocated pending_bytes=PENDING reserve pinned quarantined_bytes=QUARANTINED context blocks "
         "arrays uuid *");
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
     int32_t n = caid_client_devices(ctl->client, &devices);
     int32_t first = device < 0 ? 0 : device, end = device < 0 ? n : device + 1;
     struct listing listing = {ctl, fields.v, ret};
@@ -74,7 +74,7 @@ report_devices(struct ctl *ctl, const char *key, int32_t device, struct table *r
     for (int32_t i = first; i < end; i++) {
         struct device_row row = {.m = CAID_INIT(row.m), .index = i};
         if (caid_memory_info(ctl->client, i, &row.m, &ctl->error) < 0)
-            return ctl_failed(ctl, devices[i].uuid);
+            return ctl_failed(ctl, devices[i]->uuid);
         listing_add(&row, &listing);
     }
     return listing_end(&listing, 0, key);
@@ -152,9 +152,9 @@ report_users(struct ctl *ctl, struct table *ret)
 const char *
 report_uuid(const struct ctl *ctl, int32_t device)
 {
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
     int n = caid_client_devices(ctl->client, &devices);
-    return device >= 0 && device < n ? devices[device].uuid : NULL;
+    return device >= 0 && device < n ? devices[device]->uuid : NULL;
 }
 
 struct entry_row {

@@ -10,25 +10,10 @@
 
 /* ---- status ---- */
 
-static const struct field status_device_fields[] = {
-    FIELD(TEXT_IN, caid_device, uuid, "uuid"),
-    FIELD(TEXT_IN, caid_device, name, "name"),
-    FIELD(COUNT, caid_device, total, "total"),
-    FIELD(COUNT, caid_device, granularity, "granularity"),
-    FIELD(TEXT_IN, caid_device, kinds, "kinds"),
-    FIELD(TEXT_IN, caid_device, handoff, "handoff"),
-    FIELD(FLAG, caid_device, memops, "memops"),
-    FIELD(FLAG, caid_device, readonly_host, "readonly_host"),
-    FIELD(FLAG, caid_device, mps, "mps"),
-    FIELD(TEXT_IN, caid_device, persistence, "persistence"),
-    FIELD(TEXT_IN, caid_device, compute_mode, "compute_mode"),
-    {0},
-};
-
 static void
 status_json(struct ctl *ctl, const struct caid_status *s)
 {
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
     int n = caid_client_devices(ctl->client, &devices);
     struct json *out = &ctl->out;
 
@@ -38,7 +23,7 @@ status_json(struct ctl *ctl, const struct caid_status *s)
     for (int i = 0; i < n; i++) {
         json_object(out, NULL);
         json_i64(out, "index", i);
-        record_members(out, status_device_fields, &devices[i]);
+        record_answer(out, &answer_device, devices[i]);
         json_object_end(out);
     }
     json_list_end(out);
@@ -48,15 +33,15 @@ status_json(struct ctl *ctl, const struct caid_status *s)
 static void
 status_devices(struct ctl *ctl, struct table *table)
 {
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
     int n = caid_client_devices(ctl->client, &devices);
 
     for (int i = 0; i < n; i++) {
         char name[32];
-        _cleanup_free_ char *total = format_bytes(devices[i].total, ctl->bytes);
+        _cleanup_free_ char *total = format_bytes(devices[i]->total, ctl->bytes);
         snprintf(name, sizeof(name), "device %d", i);
-        table_fact(table, name, "%s, %s, %s, hand-off by %s", devices[i].name, total,
-                   devices[i].uuid, devices[i].handoff);
+        table_fact(table, name, "%s, %s, %s, hand-off by %s", devices[i]->name, total,
+                   devices[i]->uuid, devices[i]->handoff);
     }
 }
 
@@ -139,16 +124,6 @@ verb_info(struct ctl *ctl, int argc, char **argv)
 
 /* ---- flush ---- */
 
-static void
-flush_json(struct json *out, const struct caid_flushed *flushed)
-{
-    json_object(out, NULL);
-    json_u64(out, "entries", flushed->entries);
-    json_u64(out, "blocks", flushed->blocks);
-    json_u64(out, "bytes", flushed->bytes);
-    json_object_end(out);
-}
-
 int
 verb_flush(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 {
@@ -160,7 +135,9 @@ verb_flush(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
     if (caid_flush(ctl->client, device, &flushed, &ctl->error) < 0)
         return ctl_failed(ctl, "flush");
     if (ctl->json) {
-        flush_json(&ctl->out, &flushed);
+        json_object(&ctl->out, NULL);
+        record_answer(&ctl->out, &answer_flushed, &flushed);
+        json_object_end(&ctl->out);
         return CTL_OK;
     }
     _cleanup_free_ char *bytes = format_bytes(flushed.bytes, ctl->bytes);

@@ -131,17 +131,17 @@ add_device(struct drawing *drawing, int32_t index)
 {
     struct ctl *ctl = drawing->ctl;
     struct caid_memory_info m = CAID_INIT(m);
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
 
     caid_client_devices(ctl->client, &devices);
     if (caid_memory_info(ctl->client, index, &m, &ctl->error) < 0)
-        return ctl_failed(ctl, devices[index].uuid);
+        return ctl_failed(ctl, devices[index]->uuid);
     _cleanup_free_ char *total = format_bytes(m.total, ctl->bytes);
     _cleanup_free_ char *used = format_bytes(m.used, ctl->bytes);
     _cleanup_free_ char *left = format_bytes(m.free, ctl->bytes);
     add_heading(&drawing->map, MAP_DEVICE,
                 format_text("device %" PRId32 ", %s: %s, caid has %s, %s are free", index,
-                            devices[index].name, total, used, left));
+                            devices[index]->name, total, used, left));
     drawing->device = index;
     drawing->total = m.total;
     drawing->pool = (free(drawing->pool), NULL);
@@ -185,7 +185,7 @@ verb_map(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
     struct caid_list_options options = CAID_INIT(options);
     _cleanup_(drawing_deinit) struct drawing drawing = {.ctl = ctl, .options = &options};
     struct winsize size = {.ws_col = COLUMNS_DEFAULT};
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
     int32_t n = caid_client_devices(ctl->client, &devices);
     int status = CTL_OK;
 

@@ -251,7 +251,7 @@ look_at(struct top *top, struct look *look)
     struct caid_status status = CAID_INIT(status);
     struct caid_list_options options = CAID_INIT(options);
     _cleanup_table_ struct table pools = {0};
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
     int32_t n = caid_client_devices(ctl->client, &devices);
 
     options.all = true;

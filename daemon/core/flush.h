@@ -19,7 +19,7 @@ struct flush {
     struct charge charge; /* one job, and itself */
     uint32_t request;
     uint32_t n_waiting; /* devices */
-    struct msg_flush_result result;
+    struct msg_flushed result;
     bool failed; /* a release; refusal says which */
     struct refusal refusal;
 

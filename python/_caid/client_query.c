@@ -43,7 +43,8 @@ answer_value(const struct answer_field *f, const void *at)
     case UNIT_TEXT:
     case UNIT_JSON:
     case UNIT_NAME: return py_text_or_none(*(const char *const *)at);
-    case UNIT_TEXT_IN: return py_text_or_none(at);
+    case UNIT_TEXT_IN: return py_text_or_none(f->optional && !*(const char *)at ? NULL : at);
+    case UNIT_WORDS: return py_text_or_none(at);
     case UNIT_UID:
     case UNIT_GID:
     case UNIT_MODE: return PyLong_FromUnsignedLong(*(const uint32_t *)at);

@@ -21,12 +21,6 @@ py_client_memory_info(PyObject *op, PyObject *device)
     return py_answer(&answer_memory_info, &info);
 }
 
-#define F(field) PY_FIELD(struct caid_flushed, field)
-
-static const struct py_field flushed_fields[] = {F(entries), F(blocks), F(bytes), {0}};
-
-#undef F
-
 PyObject *
 py_client_flush(PyObject *op, PyObject *device)
 {
@@ -37,7 +31,7 @@ py_client_flush(PyObject *op, PyObject *device)
     if (py_device_get(self->state, device, &index) < 0 ||
         PY_CLIENT_CALL(self, caid_flush(c, index, &flushed, &error)) < 0)
         return NULL;
-    return py_record(&flushed, flushed_fields);
+    return py_answer(&answer_flushed, &flushed);
 }
 
 PyObject *
@@ -94,47 +88,11 @@ py_client_daemon(PyObject *op, PyObject *Py_UNUSED(unused))
     return tuple;
 }
 
-/* "" is what is not known. */
-static PyObject *
-known_or_none(const char *s)
-{
-    return py_text_or_none(*s ? s : NULL);
-}
-
-static PyObject *
-persistence(const void *device)
-{
-    return known_or_none(((const struct caid_device *)device)->persistence);
-}
-
-static PyObject *
-compute_mode(const void *device)
-{
-    return known_or_none(((const struct caid_device *)device)->compute_mode);
-}
-
-#define F(field) PY_FIELD(struct caid_device, field)
-
-static const struct py_field device_fields[] = {
-    F(uuid),
-    F(name),
-    F(total),
-    F(granularity),
-    F(handoff),
-    F(kinds),
-    F(memops),
-    F(readonly_host),
-    F(mps),
-    {.make = persistence},
-    {.make = compute_mode},
-    {0},
-};
-
 PyObject *
 py_client_devices(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     struct client_object *self = py_client(op);
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
     struct caid_client *c = py_client_enter(self);
     _cleanup_py_ PyObject *list = c ? PyList_New(0) : NULL;
     int n;
@@ -143,7 +101,7 @@ py_client_devices(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     n = list ? caid_client_devices(c, &devices) : 0;
     for (int i = 0; i < n; i++) {
-        _cleanup_py_ PyObject *device = py_record(&devices[i], device_fields);
+        _cleanup_py_ PyObject *device = py_answer(&answer_device, devices[i]);
         if (!device || PyList_Append(list, device) < 0) {
             Py_CLEAR(list);
             break;

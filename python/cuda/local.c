@@ -36,16 +36,14 @@ devices_fill(struct caid_client *client, const struct drv *drv, struct drv_error
     int r = drv_device_count(drv, &n, cause);
     if (r < 0)
         return r;
-    client->devices = calloc(n > 0 ? (size_t)n : 1, sizeof(client->devices[0]));
-    if (!client->devices)
+    if (client_make_devices(client, (uint32_t)n) < 0)
         return -ENOMEM;
     for (int i = 0; i < n; i++) {
         r = drv_device_get(drv, i, &found, cause);
         if (r < 0)
             return r;
-        device_fill(&client->devices[i], &found);
+        device_fill(client->devices[i], &found);
     }
-    client->n_devices = (uint32_t)n;
     return 0;
 }
 

@@ -228,7 +228,7 @@ int
 main(int argc, char **argv)
 {
     OPTIONS(caid_status, status);
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
     struct bench b = {0};
 
     if (argc != 2)
@@ -237,7 +237,7 @@ main(int argc, char **argv)
     MUST(caid_client_status(b.client, &status, &error));
     if (caid_client_devices(b.client, &devices) < 1)
         errx(1, "the daemon has no device");
-    b.uuid = devices[0].uuid;
+    b.uuid = devices[0]->uuid;
     measure_share(&b, status.driver);
     take_context(&b, status.driver);
     bench_each_placement(b.client, run, &b);

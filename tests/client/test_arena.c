@@ -247,12 +247,12 @@ ARENA_TEST(arena, sizes_that_no_device_has)
 /* Nothing is flushed or given back for what can never be. */
 ARENA_TEST(arena, more_than_the_device_has)
 {
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
     char wanted[2][32];
     uint64_t ptr = 7;
 
     cr_assert_gt(caid_client_devices(f.client, &devices), 0);
-    uint64_t total = devices[0].total;
+    uint64_t total = devices[0]->total;
     arena_put(arena_get(40 * MIB));
     assert_ok(caid_arena_set_limits(f.arena, 10, 1, UINT64_MAX, &error));
     assert_failed(caid_arena_alloc(f.arena, total + 1, 0, &ptr, &error), CAID_ERR_NO_MEMORY);

@@ -80,10 +80,10 @@ ARENA_TEST(arena_queue, r3_so_does_a_byte_more_than_the_ratio_allows)
 ARENA_TEST_OF(arena_queue, r3_the_ratio_is_one_of_the_device, .max_pending_count = 1000,
               .max_pending_ratio = 1e-9)
 {
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
 
     cr_assert_gt(caid_client_devices(f.client, &devices), 0);
-    uint64_t bytes = (uint64_t)((double)devices[0].total * 1e-9);
+    uint64_t bytes = (uint64_t)((double)devices[0]->total * 1e-9);
     free_some(1, bytes);
     cr_assert_eq(arena_look().pending, 1);
     free_some(1, 1);

@@ -229,7 +229,7 @@ another_device(void)
 CAID_TEST_WITH(array, on_a_device_that_is_not_visible, .init = another_device, .timeout = 120)
 {
     const struct caid_array_info *info;
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
     struct caid_array *other = NULL;
     char bytes[8];
 
@@ -244,10 +244,10 @@ CAID_TEST_WITH(array, on_a_device_that_is_not_visible, .init = another_device, .
     cr_assert_eq(memcmp(bytes, "far away", 8), 0);
 
     caid_client_devices(f.client, &devices);
-    OPTIONS(caid_open_options, options, .device_uuid = devices[0].uuid);
+    OPTIONS(caid_open_options, options, .device_uuid = devices[0]->uuid);
     assert_failed(caid_array_open(f.client, &other, "x", &options, &error), CAID_ERR_DEVICE);
     cr_assert_null(other);
-    cr_assert(strstr(error.message, devices[0].uuid), "%s", error.message);
+    cr_assert(strstr(error.message, devices[0]->uuid), "%s", error.message);
     cr_assert(strstr(error.message, "CUDA_VISIBLE_DEVICES"), "%s", error.message);
     options.device_uuid = "GPU-00000000-0000-0000-0000-000000000007";
     assert_ok(caid_array_open(f.client, &other, "x", &options, &error));

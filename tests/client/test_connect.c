@@ -192,7 +192,7 @@ CAID_TEST(connect, client_names)
 DAEMON_TEST(connect, status_ping_devices)
 {
     struct caid_status status = CAID_INIT(status);
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
 
     assert_ok(caid_client_ping(f.client, &error));
     assert_ok(caid_client_status(f.client, &status, &error));
@@ -204,8 +204,8 @@ DAEMON_TEST(connect, status_ping_devices)
     cr_assert_eq(status.struct_size, sizeof(status));
 
     cr_assert_gt(caid_client_devices(f.client, &devices), 0);
-    cr_assert_eq(strncmp(devices[0].uuid, "GPU-", 4), 0);
-    cr_assert_gt(devices[0].total, 0);
+    cr_assert_eq(strncmp(devices[0]->uuid, "GPU-", 4), 0);
+    cr_assert_gt(devices[0]->total, 0);
 }
 
 /* A caller that knows less of a struct gets no more than it knows. */
@@ -259,7 +259,7 @@ CAID_TEST(connect, killed_during_a_call)
 
 CLIENT_TEST(connect, the_driver_alone)
 {
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
     struct caid_array *array;
     struct caid_client *client;
     const int64_t n = 4;
@@ -274,7 +274,7 @@ CLIENT_TEST(connect, the_driver_alone)
     assert_failed(cuda_driver_open(NULL, NULL, &error), CAID_ERR_INVALID);
     assert_ok(cuda_driver_open(&client, NULL, &error));
     cr_assert_gt(caid_client_devices(client, &devices), 0);
-    cr_assert_eq(strncmp(devices[0].uuid, "GPU-", 4), 0);
+    cr_assert_eq(strncmp(devices[0]->uuid, "GPU-", 4), 0);
     assert_failed(caid_client_ping(client, &error), CAID_ERR_NO_DAEMON);
     assert_failed(caid_array_open(client, &array, "x", NULL, &error), CAID_ERR_NO_DAEMON);
     cr_assert_eq(caid_client_get_fd(client), -ENOTCONN);

@@ -18,7 +18,7 @@
 static struct fixture {
     struct daemon daemon;
     struct caid_client *client;
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
 } f;
 
 static void
@@ -66,7 +66,7 @@ open_from(const char *name, const char *mode, int32_t device)
     struct caid_array *array;
 
     OPTIONS(caid_open_options, options, .mode = mode,
-            .device_uuid = device >= 0 ? f.devices[device].uuid : NULL);
+            .device_uuid = device >= 0 ? f.devices[device]->uuid : NULL);
     assert_ok(caid_array_open(f.client, &array, name, &options, &error));
     return array;
 }
@@ -154,7 +154,7 @@ PEER_TEST(other_kinds)
 
     OWNED struct caid_array *legacy = make_on(1, "legacy", "legacy");
     fill(legacy, 4);
-    OPTIONS(caid_open_options, options, .device_uuid = f.devices[0].uuid);
+    OPTIONS(caid_open_options, options, .device_uuid = f.devices[0]->uuid);
     assert_failed(caid_array_open(f.client, &other, "legacy", &options, &error),
                   CAID_ERR_UNSUPPORTED);
     cr_assert_null(other);

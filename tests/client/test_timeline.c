@@ -85,15 +85,15 @@ gate_open_late(void)
 static void
 begin(const char *mode)
 {
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
 
     gpu_begin(&f.gpu);
     f.gate = gpu_gate_new(&f.gpu);
     daemon_start_by(&f.daemon, mode);
     f.producer = daemon_connect(&f.daemon);
     cr_assert_gt(caid_client_devices(f.producer, &devices), 0);
-    cr_assert(strcmp(mode, "auto") == 0 || strcmp(devices[0].handoff, mode) == 0);
-    cr_assert(strstr(devices[0].kinds, "device"));
+    cr_assert(strcmp(mode, "auto") == 0 || strcmp(devices[0]->handoff, mode) == 0);
+    cr_assert(strstr(devices[0]->kinds, "device"));
     f.consumer = daemon_connect(&f.daemon);
     f.from = new_stream(f.producer);
     f.to = new_stream(f.consumer);

@@ -95,7 +95,7 @@ struct h_reply {
         struct msg_user users[4];
         struct msg_timeline_entry timelines[8];
         struct msg_status status;
-        struct msg_flush_result flush;
+        struct msg_flushed flush;
     };
 };
 

@@ -95,7 +95,7 @@ union result {
     struct msg_publish_part_result publish_part;
     struct msg_parts_result parts;
     struct msg_watch_result watch;
-    struct msg_flush_result flush;
+    struct msg_flushed flush;
     struct msg_unnamed_result unnamed;
     struct msg_users_result users;
     struct msg_page_result page;

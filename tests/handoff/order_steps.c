@@ -27,11 +27,11 @@ open_driver(struct order *o)
 static void
 connect_client(struct order *o, const char *socket)
 {
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
 
     o->client = program_connect(socket);
     if (caid_client_devices(o->client, &devices) < 1 ||
-        strcmp(devices[0].handoff, o->mode) != 0)
+        strcmp(devices[0]->handoff, o->mode) != 0)
         errx(1, "the daemon's streams do not wait by %s", o->mode);
 }
 

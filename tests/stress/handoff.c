@@ -73,11 +73,11 @@ struct handoff_shared {
 static void
 handoff_open(struct actor *a)
 {
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
 
     actor_open(a);
     if (caid_client_devices(a->client, &devices) < 1 ||
-        strcmp(devices[0].handoff, a->s->mode) != 0)
+        strcmp(devices[0]->handoff, a->s->mode) != 0)
         errx(1, "the daemon's streams do not wait by %s", a->s->mode);
 }
 

@@ -104,7 +104,7 @@ struct ledger
 ledger_take(const struct ledger_source *source)
 {
     struct caid_client *client = program_connect(source->socket);
-    const struct caid_device *devices;
+    const struct caid_device *const *devices;
     struct ledger l = {.idle = true};
     OPTIONS(caid_memory_info, m);
     OPTIONS(caid_status, s);

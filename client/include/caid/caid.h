@@ -145,21 +145,9 @@ int caid_client_get_fd(struct caid_client *client);
 int caid_client_dispatch(struct caid_client *client, struct caid_error *error);
 int caid_client_ping(struct caid_client *client, struct caid_error *error); /* a round trip */
 
-struct caid_device {
-    char uuid[48]; /* "GPU-..." */
-    char name[128];
-    uint64_t total, granularity; /* bytes */
-    char handoff[16];            /* how streams wait: "memops", "host", "events" (handoff.h) */
-    char kinds[64];              /* of memory that it can share: "device legacy pinned" */
-    bool memops;                 /* it has 64-bit stream memory operations */
-    bool readonly_host;          /* it takes host memory that is mapped for reading */
-    bool mps;                    /* contexts of it are MPS clients', as the daemon sees it */
-    char persistence[8];         /* "on", "off", "": not known */
-    char compute_mode[16];       /* "default", "exclusive", "prohibited", "": not known */
-};
-
 /* The daemon's devices, borrowed, fixed for the life of the connection. Returns their number. */
-int caid_client_devices(const struct caid_client *client, const struct caid_device **ret);
+int caid_client_devices(const struct caid_client *client,
+                        const struct caid_device *const **ret);
 
 /* What the daemon is, as it said when the client connected. Fields are only appended. */
 struct caid_daemon {
@@ -510,12 +498,6 @@ int caid_metrics(struct caid_client *client,
 
 int caid_memory_info(struct caid_client *client, int32_t device, struct caid_memory_info *ret,
                      struct caid_error *error);
-
-struct caid_flushed {
-    size_t struct_size;
-    uint64_t entries;       /* that left the deallocation queue */
-    uint64_t blocks, bytes; /* that went back to the driver */
-};
 
 /* Memory that nobody holds is not given back at once: it waits in a queue (caid.conf(5):
  * max_pending_*). Frees what waits in that of a device (-1: of all) and the empty blocks: those of

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the daemon tells, as named tuples. The fields are in the order that ``_caid`` gives."""
 
-from typing import Literal, NamedTuple, Optional, Tuple
+from typing import Literal, NamedTuple, Optional
 
 from .. import _answers
 from .._answers import *  # noqa: F403
@@ -10,8 +10,6 @@ __all__ = [
     "AllocationInfo",
     "ArenaInfo",
     "Change",
-    "Device",
-    "Flushed",
     "IpcHandle",
     "PointerInfo",
     *_answers.__all__,
@@ -20,14 +18,6 @@ __all__ = [
 # What arrays, and arenas, can be made of.
 Memory = Literal["device", "legacy", "pinned", "mapped", "managed"]
 ArenaMemory = Literal["device", "legacy"]
-
-
-class Flushed(NamedTuple):
-    """What a flush() has freed."""
-
-    entries: int  #: that left the deallocation queue
-    blocks: int  #: that went back to the driver
-    bytes: int  #: of those blocks
 
 
 class ArenaInfo(NamedTuple):
@@ -91,21 +81,3 @@ class Change(NamedTuple):
     name: str
     pool: Optional[str]  #: None: the caller's own
     generation: int  #: of the array that has the name now; 0: none has
-
-
-class Device(NamedTuple):
-    """One of the daemon's devices; its place in ``Client.devices`` is its index."""
-
-    uuid: str
-    name: str
-    total: int  #: bytes
-    granularity: int  #: bytes; sizes of blocks are multiples of it
-    #: How its streams wait for those of other processes: "memops" (stream memory operations: no
-    #: wait of the host), "host" (the host waits) or "events" (inter-process events): caid.conf(5).
-    handoff: str
-    kinds: Tuple[str, ...]  #: of memory that it can share
-    memops: bool  #: it has 64-bit stream memory operations
-    readonly_host: bool  #: it takes host memory that is mapped for reading
-    mps: bool  #: contexts of it are MPS clients', as the daemon sees it
-    persistence: Optional[str]  #: "on" or "off"; None where it is not known
-    compute_mode: Optional[str]  #: "default", "exclusive" or "prohibited"; None where not known
