@@ -9,10 +9,10 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include "answer.h"
 #include "base/clock.h"
 #include "base/packet.h"
 #include "base/presence.h"
-#include "answer.h"
 #include "client.h"
 #include "interrupt.h"
 #include "text.h"

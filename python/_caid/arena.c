@@ -153,12 +153,6 @@ py_arena_release(struct arena_object *self, uint64_t ptr)
 
 /* ---- what is where ---- */
 
-#define F(field) PY_FIELD(struct caid_allocation, field)
-
-static const struct py_field found_fields[] = {F(ptr), F(nbytes), F(block), F(offset), {0}};
-
-#undef F
-
 static PyObject *
 arena_find(PyObject *op, PyObject *ptr_op)
 {
@@ -169,7 +163,9 @@ arena_find(PyObject *op, PyObject *ptr_op)
         PY_HANDLE_CALL(py_handle(op), caid_arena_find(arena(op)->arena, ptr, &found, &error)) <
             0)
         return NULL;
-    return py_record(&found, found_fields);
+    return Py_BuildValue("(KKKK)", (unsigned long long)found.ptr,
+                         (unsigned long long)found.nbytes, (unsigned long long)found.block,
+                         (unsigned long long)found.offset);
 }
 
 static PyObject *
@@ -192,30 +188,46 @@ info_get(PyObject *op, struct caid_arena_info *ret)
     return PY_HANDLE_CALL(py_handle(op), caid_arena_info(arena(op)->arena, ret, &error));
 }
 
-#define F(field) PY_FIELD(struct caid_arena_info, field)
+#define F(field) offsetof(struct caid_arena_info, field)
 
-static const struct py_field arena_info_fields[] = {
+/* In the order of the class in caid/_base/_records.py. */
+static const size_t arena_info_fields[] = {
     F(blocks),        F(bytes),    F(allocations),    F(allocated), F(pending),
     F(pending_bytes), F(draining), F(draining_bytes), F(published), F(empty_blocks),
-    F(empty_bytes),   F(n_allocs), F(n_leased),       F(n_flushes), {0},
+    F(empty_bytes),   F(n_allocs), F(n_leased),       F(n_flushes),
 };
+
+#undef F
 
 static PyObject *
 arena_info(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    const Py_ssize_t n = (Py_ssize_t)Py_ARRAY_LENGTH(arena_info_fields);
+    _cleanup_py_ PyObject *tuple = NULL;
     struct caid_arena_info info;
 
-    return info_get(op, &info) < 0 ? NULL : py_record(&info, arena_info_fields);
+    if (info_get(op, &info) < 0)
+        return NULL;
+    tuple = PyTuple_New(n);
+    for (Py_ssize_t i = 0; tuple && i < n; i++) {
+        const void *at = (const char *)&info + arena_info_fields[i];
+        PyObject *figure = PyLong_FromUnsignedLongLong(*(const uint64_t *)at);
+        if (!figure)
+            return NULL;
+        PyTuple_SET_ITEM(tuple, i, figure);
+    }
+    return py_take(&tuple);
 }
-
-static const struct py_field pending_fields[] = {F(pending), F(pending_bytes), {0}};
 
 static PyObject *
 arena_get_pending(PyObject *op, void *Py_UNUSED(closure))
 {
     struct caid_arena_info info;
 
-    return info_get(op, &info) < 0 ? NULL : py_record(&info, pending_fields);
+    if (info_get(op, &info) < 0)
+        return NULL;
+    return Py_BuildValue("(KK)", (unsigned long long)info.pending,
+                         (unsigned long long)info.pending_bytes);
 }
 
 /* ---- what waits ---- */

@@ -101,40 +101,6 @@ py_ipc_handle_tuple(const struct caid_ipc_handle *handle)
                          (unsigned long long)handle->size);
 }
 
-static PyObject *
-field_make(const void *record, const struct py_field *field)
-{
-    const void *at = (const char *)record + field->at;
-
-    switch (field->type) {
-    case 's': return py_text_or_none(*(const char *const *)at);
-    case 'S': return py_text_or_none(at);
-    case 'K': return PyLong_FromUnsignedLongLong(*(const uint64_t *)at);
-    case 'I': return PyLong_FromUnsignedLong(*(const uint32_t *)at);
-    case 'i': return PyLong_FromLong(*(const int32_t *)at);
-    case '?': return PyBool_FromLong(*(const bool *)at);
-    default: return field->make(record);
-    }
-}
-
-PyObject *
-py_record(const void *record, const struct py_field *fields)
-{
-    _cleanup_py_ PyObject *tuple = NULL;
-    Py_ssize_t n = 0;
-
-    while (fields[n].type || fields[n].make)
-        n++;
-    tuple = PyTuple_New(n);
-    for (Py_ssize_t i = 0; tuple && i < n; i++) {
-        PyObject *item = field_make(record, &fields[i]);
-        if (!item)
-            return NULL;
-        PyTuple_SET_ITEM(tuple, i, item);
-    }
-    return py_take(&tuple);
-}
-
 static int
 dim_get(const struct module_state *state, PyObject *op, const char *what, Py_ssize_t i,
         int64_t *ret)

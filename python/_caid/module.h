@@ -212,25 +212,7 @@ struct py_arg {
 int py_args_get(const struct module_state *state, PyObject *const *args, Py_ssize_t n_args,
                 const char *method, const struct py_arg *each, size_t n);
 
-/* A field of a record of libcaid's, by its C type; or what make() makes of the record. */
-struct py_field {
-    char type; /* 0, without make(): the end of a table */
-    size_t at;
-    PyObject *(*make)(const void *record);
-};
-
-/* clang-format off */
-#define PY_FIELD(record, field)                                                       \
-    {.type = _Generic(((record *)NULL)->field,                                        \
-                      const char *: 's', char *: 'S', uint64_t: 'K', uint32_t: 'I',   \
-                      int32_t: 'i', bool: '?'),                                       \
-     .at = offsetof(record, field)}
-/* clang-format on */
-
 PyObject *py_ipc_handle_tuple(const struct caid_ipc_handle *handle);
-
-/* A tuple of the fields, in the order of the class in caid/_base/_records.py, which names them. */
-PyObject *py_record(const void *record, const struct py_field *fields);
 
 /* A tuple of all fields of an answer, in their order, which is that of the class in
  * caid/_answers.py. */
