@@ -49,23 +49,14 @@ def members(node, classes):
 FOLDERS = ["_base", "_handoff", "_memory", "_session", "_interfaces"]
 
 
-def imported(tree):
-    """What runs, be it in a function."""
-    if isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test):
-        return
-    if isinstance(tree, ast.ImportFrom):
-        yield tree
-    for child in ast.iter_child_nodes(tree):
-        yield from imported(child)
-
-
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_private_folder_knows_those_before_it_alone(folder):
     """docs/ARCHITECTURE.md"""
     known = {"", *FOLDERS[: FOLDERS.index(folder)]}
     for source in (PACKAGE / folder).glob("*.py"):
-        others = [node.module or "" for node in imported(ast.parse(source.read_text("utf-8"))) if node.level == 2]
-        assert {other.partition(".")[0] for other in others} <= known | {"_answers"}, source
+        imports = [node for node in ast.walk(ast.parse(source.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+        others = {(node.module or "").partition(".")[0] for node in imports if node.level == 2}
+        assert others <= known | {"_answers"}, source
 
 
 def test_an_arenas_figures_are_in_the_order_of_their_names():

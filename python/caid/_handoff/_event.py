@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import _caid
 from .._base._driver import driver_client
 from .._base._lifetime import OfProcess, attributes
 from . import _any_stream, _pending
-
-if TYPE_CHECKING:
-    from .._session._client import Client
 
 _IPC, _BLOCKING_SYNC, _TIMING = 1, 2, 8  # enum cuda_event_flags
 
@@ -40,7 +37,7 @@ class Event(OfProcess, _caid.Event):
 
     @classmethod
     def from_ipc_handle(
-        cls, handle: bytes, client: Client | None = None, device: int | str = 0
+        cls, handle: bytes, client: _caid.Client | None = None, device: int | str = 0
     ) -> Event:
         """An event of another process of the same uid.
 

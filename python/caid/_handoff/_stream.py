@@ -17,7 +17,6 @@ from . import _any_stream, _pending
 if TYPE_CHECKING:
     import asyncio
 
-    from .._session._client import Client
 
 _NON_BLOCKING = 1  # enum caid_stream_flags
 
@@ -56,7 +55,7 @@ class Stream(OfProcess, Closing, _caid.Stream):
 
     @classmethod
     def from_handle(
-        cls, handle: Any, client: Client | None = None, device: int | str = 0
+        cls, handle: Any, client: _caid.Client | None = None, device: int | str = 0
     ) -> Stream:
         """A Stream for one that is there. It is not destroyed.
 

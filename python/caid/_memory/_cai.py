@@ -8,6 +8,7 @@ import operator
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
+from .. import _caid
 from .._base import _geometry, _typestr
 from .._base._driver import driver_client
 from .._base._errors import closed, invalid, unsupported
@@ -17,7 +18,6 @@ from . import _array, _copy, _elements, _export
 
 if TYPE_CHECKING:
     from ._array import Array
-    from .._session._client import Client
 
 _VERSIONS = range(4)
 
@@ -70,7 +70,7 @@ class ForeignMemory:
 
 
 def as_array(
-    obj: Any, sync: bool = True, *, client: Client | None = None
+    obj: Any, sync: bool = True, *, client: _caid.Client | None = None
 ) -> Array:
     """An Array over the memory of another library's array. Nothing is copied.
 
@@ -117,7 +117,7 @@ def from_cuda_array_interface(
     owner: object = None,
     sync: bool = True,
     *,
-    client: Client | None = None,
+    client: _caid.Client | None = None,
 ) -> Array:
     """An Array over the memory that a dict of the CUDA Array Interface tells of.
 
