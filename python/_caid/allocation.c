@@ -64,8 +64,8 @@ allocation_free(struct allocation_object *self)
     py_arena_release(self->arena, self->ptr);
 }
 
-/* Of a cycle it is in, the collector clears something else: as long as there is an Allocation
- * there is its memory. */
+/* There is no tp_clear: the collector breaks a cycle at another object, so that an Allocation
+ * has its memory as long as it exists. */
 static void
 allocation_dealloc(PyObject *op)
 {
@@ -117,7 +117,7 @@ allocation_get_ptr(PyObject *op, void *Py_UNUSED(closure))
                                "the allocation is closed");
 }
 
-/* By Python, which knows what the environment says of the interface. */
+/* Python makes the dict, since the environment has settings for it. */
 static PyObject *
 allocation_get_interface(PyObject *op, void *closure)
 {

@@ -7,7 +7,7 @@ PY_CAST(arena);
 
 /* ---- life ---- */
 
-/* Ends the struct where nobody needs it any more. */
+/* Ends the struct when the arena is closed and its last Allocation is gone. */
 static void
 arena_settle(struct arena_object *self)
 {
@@ -31,7 +31,7 @@ arena_over(struct handle_object *handle, struct caid_client *Py_UNUSED(client))
 
 static const struct handle_class arena_class = {.name = "arena", .end = arena_over};
 
-/* The last four with 0 for what libcaid has. */
+/* Of the last four arguments, 0 stands for libcaid's default. */
 PyObject *
 py_client_arena_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
@@ -73,9 +73,9 @@ py_arena_pin(const struct module_state *state, PyObject *op)
 
 /* ---- allocating and freeing ---- */
 
-/* The number of the stream that the arena's framework works on, of which arena._current_stream()
- * tells, if it is not None; 0 for none. Asked where memory may become reusable; an Allocation may
- * end in the midst of an exception. */
+/* The number of the stream that the arena's framework works on, from arena._current_stream(); 0
+ * where that is None. It is called where memory may become reusable. An exception may be set
+ * meanwhile, since an Allocation may end at any time. */
 static uint64_t
 current_stream(struct arena_object *self)
 {
@@ -232,7 +232,7 @@ arena_get_pending(PyObject *op, void *Py_UNUSED(closure))
 
 /* ---- what waits ---- */
 
-/* A call that takes the arena alone. */
+/* Defines a method that calls libcaid with the arena and no other argument. */
 #define ARENA_CALL(name)                                                                     \
     static PyObject *arena_##name(PyObject *op, PyObject *Py_UNUSED(unused))                 \
     {                                                                                        \
@@ -278,9 +278,9 @@ is_lost(int code)
            code == CAID_ERR_CLOSED;
 }
 
-/* Without the GIL. *ret_unknown: there may be a part although the call has failed, as the
- * connection was lost meanwhile. One that is lost already is looked for before: there is none
- * then. */
+/* Runs without the GIL. *ret_unknown: the part may exist although the call has failed, since the
+ * connection was lost during the call. Where the connection was lost before the call, the
+ * function fails first, and no part exists. */
 static int
 arena_ask(struct arena_object *self, struct publishing *what, bool *ret_unknown,
           struct caid_error *error)

@@ -18,7 +18,7 @@
 
 struct arena_object {
     struct handle_object handle;
-    struct caid_arena *arena; /* NULL: ended */
+    struct caid_arena *arena; /* NULL: it has ended */
     Py_ssize_t n_live;        /* Allocations */
     Py_ssize_t n_freeing;     /* without the GIL */
     bool over;                /* closed, or its client is: it ends with the last Allocation */
@@ -26,7 +26,7 @@ struct arena_object {
     bool pinned;
 };
 
-/* A call of libcaid's by a thread that works on that stream. */
+/* Makes a call of libcaid while the arena knows the calling thread to work on that stream. */
 #define ON_STREAM(stream, call)                        \
     ({                                                 \
         uint64_t before_ = caid_arena_work_on(stream); \
@@ -35,11 +35,11 @@ struct arena_object {
         on_stream_;                                    \
     })
 
-/* Reserves nbytes for an Allocation, which is counted: -1 with an exception set. The arena is
- * entered. */
+/* Allocates nbytes, and counts one more Allocation. The caller has entered the arena. -1 with an
+ * exception set. */
 int py_arena_reserve(struct arena_object *self, uint64_t nbytes, uint64_t *ret);
-/* An Allocation less, of the memory at ptr; 0: it never had any. */
+/* Frees the memory at ptr (0: none), and counts one Allocation less. */
 void py_arena_release(struct arena_object *self, uint64_t ptr);
 
-/* An Allocation of an arena that is entered. */
+/* Makes an Allocation. The caller has entered the arena. */
 PyObject *py_allocation_new(struct arena_object *arena, uint64_t nbytes);

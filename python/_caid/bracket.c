@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bracket: one, struct caid_bracket. Made, and begun, by Client._begin(); ended by end() or
- * abandon(), else abandoned with the object or its client. While it is open it has a share of each
- * of its leases, and the Stream that it is on does not end; afterwards it can only be checked.
+ * Bracket: one struct caid_bracket. Client._begin() makes and begins it. It ends by end() or
+ * abandon(); else it is abandoned when the object or its client ends. While it is open, it has a
+ * share of each of its leases, and its Stream does not end. After its end it can only be checked.
  */
 #include "handle.h"
 
@@ -18,7 +18,7 @@ PY_CAST(bracket);
 
 /* ---- life ---- */
 
-/* It is open no more, or was never. */
+/* Gives back what an open bracket holds: its shares and its stream. */
 static void
 bracket_settle(struct bracket_object *self)
 {
@@ -65,7 +65,7 @@ bracket_clear(PyObject *op)
 
 /* ---- begin ---- */
 
-/* Where the leases' arrays are, for libcaid. */
+/* The arrays of the leases, as libcaid takes them. */
 struct arrays {
     struct caid_array **v;
 };
@@ -76,7 +76,8 @@ arrays_deinit(struct arrays *arrays)
     PyMem_Free(arrays->v);
 }
 
-/* A share of each lease, and their arrays: the reads, then the writes. */
+/* Takes a share of each lease, and gives their arrays: those to be read, then those to be
+ * written. */
 static int
 bracket_use(struct bracket_object *self, struct arrays *arrays)
 {
@@ -114,8 +115,8 @@ begin_slice(void *arg, uint64_t timeout_ns, struct caid_error *error)
     return r;
 }
 
-/* The client is entered. It is asked in two steps, so that signals end the wait: with the object
- * the bracket is given up. */
+/* The caller has entered the client. The begin has two steps, so that a signal can end the wait:
+ * the bracket is then given up with the object. */
 static int
 begin(struct bracket_object *self, struct caid_client *c,
       const struct caid_bracket_options *options)
@@ -133,7 +134,8 @@ begin(struct bracket_object *self, struct caid_client *c,
     return r;
 }
 
-/* Seconds as libcaid takes them here: 0 is a try, and no time is 0. */
+/* Reads a timeout in seconds. For 0, which is a try, libcaid has a flag; its timeout of 0 is
+ * none. */
 static int
 options_timeout(PyObject *op, struct caid_bracket_options *options)
 {
@@ -146,7 +148,7 @@ options_timeout(PyObject *op, struct caid_bracket_options *options)
     return 0;
 }
 
-/* keep: the Stream that the number is of, or None. */
+/* keep: the Stream that has the stream's number, or None. */
 static int
 bracket_init(struct bracket_object *self, PyObject *reads, PyObject *writes, PyObject *keep)
 {

@@ -2,14 +2,14 @@
 /*
  * Callbacks of streams: Python functions that a thread of the driver calls.
  *
- * A callback is made by Stream.add_callback(). It holds the function and what that is given until
- * it has been called, which the driver does once, also when the stream has failed. Where the
- * interpreter has ended before, it is freed without them. Its thread, which may not call CUDA,
- * drops none of them: the next call on any stream does.
+ * Stream.add_callback() makes a callback. The driver calls it once, also when the stream has
+ * failed. Until then it holds the function and its argument. The driver's thread may not call CUDA,
+ * so it does not drop them: the next call on any stream does. Where the interpreter has ended
+ * before the call, the callback is freed and its objects are not.
  *
- * A thread that takes the GIL of an interpreter that ends is ended with it, and the driver's
- * threads are not ours to end: the gate keeps them out from when atexit's functions run. Those that
- * have passed it are waited for.
+ * A thread that takes the GIL of an interpreter that ends is itself ended, which must not happen to
+ * the driver's threads. So the gate keeps them out as soon as atexit's functions run, and those
+ * that are inside are waited for.
  */
 #include "handle.h"
 
@@ -20,12 +20,12 @@
 
 /* ---- the gate ---- */
 
-#define CLOSED (1U << 31) /* in the count of those inside */
+#define CLOSED (1U << 31) /* a flag in the count of threads inside */
 
 struct gate {
-    atomic_uint refs; /* of the module, and of each callback that is to come */
+    atomic_uint refs; /* of the module, and of each callback that was not called yet */
     atomic_uint inside;
-    pid_t pid; /* whose threads are inside: a forked child has none of them */
+    pid_t pid; /* of the process whose threads are counted: a forked child has none of these */
 };
 
 struct gate *
@@ -56,7 +56,7 @@ py_gate_unref(struct gate *gate)
         free(gate);
 }
 
-/* The first callback of a forked child: it was copied as it was. */
+/* Resets the gate at a forked child's first callback: the child has a copy of its parent's. */
 static void
 gate_adopt(struct gate *gate)
 {
@@ -124,13 +124,14 @@ struct callback {
     int32_t status;
 };
 
-/* What has no other reference would end here: a stream, or whatever the program has given. */
+/* Objects whose last reference this is would end on the driver's thread: the stream, or what the
+ * program gave. */
 static void
 drop_later(PyObject *spent, PyObject *op)
 {
     if (Py_REFCNT(op) == 1 && PyList_Append(spent, op) < 0) {
         PyErr_WriteUnraisable(NULL);
-        return; /* lost, with all that it holds */
+        return; /* not freed, and neither is what it holds */
     }
     Py_DECREF(op);
 }

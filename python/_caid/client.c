@@ -2,11 +2,11 @@
 /*
  * Client: one connection to the daemon, or (Client._local) the driver alone.
  *
- * Made by its constructor, ended by close() or with the object. Leases hold it alive. close() may
- * come while other threads are in a call: from then on new calls raise ClosedError, and the last
- * call under way ends the handles, the leases and the connection. Leases are ended before that, one
- * by one: what a connection takes with it when it ends, the daemon gives to nobody before this
- * process exits.
+ * It ends by close() or with the object. Its leases hold it alive. close() may come while other
+ * threads are in a call: from then on new calls raise ClosedError, and the last call under way ends
+ * the handles, the leases and the connection, in this order. Leases are ended one by one before the
+ * connection: memory whose lease ends with a connection is given to nobody before this process
+ * exits.
  */
 #include "handle.h"
 
@@ -78,8 +78,8 @@ tell_return(void *arg)
     Py_XDECREF(result);
 }
 
-/* By libcaid's thread, for which the client's end waits. So nobody may drop the last reference to
- * the Client here: what is told has a weak one. */
+/* Runs on libcaid's thread, for which the client's end waits. So this thread may not drop the
+ * last reference to the Client: it uses a weak one. */
 static void
 client_returned(uint64_t n_lost, void *userdata)
 {
@@ -151,7 +151,7 @@ client_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kw
     return (PyObject *)self;
 }
 
-/* A path: str, bytes or os.PathLike as bytes, or NULL for None. */
+/* Converts a path (str, bytes or os.PathLike) to bytes; NULL for None. */
 static int
 path_get(PyObject *op, PyObject **ret_bytes, const char **ret)
 {
@@ -165,7 +165,7 @@ path_get(PyObject *op, PyObject **ret_bytes, const char **ret)
     return 0;
 }
 
-/* Only a Client that was never connected may be: it has no calls under way. */
+/* Checks that a Client was never connected: then it may be, since it has no calls under way. */
 static int
 client_check_new(struct client_object *self)
 {
@@ -190,7 +190,7 @@ client_connect(struct client_object *self, struct caid_connect_options *options)
     WITHOUT_GIL(r = caid_connect(&made, options, &error));
     if (r < 0)
         py_error_raise(self->state, r, &error);
-    if (r < 0 || client_check_new(self) < 0) { /* another thread was quicker */
+    if (r < 0 || client_check_new(self) < 0) { /* another thread has connected it */
         WITHOUT_GIL(caid_client_close(made));
         return -1;
     }
@@ -198,7 +198,7 @@ client_connect(struct client_object *self, struct caid_connect_options *options)
     return 0;
 }
 
-/* Seconds, more than 0, or None for what libcaid takes. */
+/* Reads a timeout: seconds, more than 0, or None for libcaid's default. */
 static int
 limit_get(PyObject *op, const char *what, uint64_t *ret_ns)
 {
@@ -212,7 +212,7 @@ limit_get(PyObject *op, const char *what, uint64_t *ret_ns)
     return -1;
 }
 
-/* 0 seconds: it does not come back. */
+/* Reads the reconnect timeout; 0 seconds: the client does not reconnect. */
 static int
 reconnect_get(PyObject *op, uint64_t *ret_ns)
 {
@@ -271,7 +271,8 @@ client_local(PyObject *type, PyObject *driver)
     return py_take(&op);
 }
 
-/* What it keeps may hold it: then the collector clears something else of the cycle. */
+/* Visits what the keeps hold, which may hold the client. There is no tp_clear: the collector
+ * breaks such a cycle at another object. */
 static int
 client_traverse(PyObject *op, visitproc visit, void *arg)
 {
@@ -328,7 +329,7 @@ py_client_leave_with(struct client_object *self, int r, const struct caid_error 
     return -1;
 }
 
-/* Drops what was noted by a call that calls back. */
+/* Drops the keeps that a call has noted as gone. */
 static PyObject *
 dispatched(PyObject *op, int r)
 {

@@ -68,11 +68,11 @@ py_client_take(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 
 /* ---- open_many ---- */
 
-/* Room for the names and the arrays of one open_many(). */
+/* The names and the arrays of one open_many(). */
 struct many {
     size_t n;
     const char **names;
-    struct caid_array **arrays; /* those that no Lease has taken are ended with this */
+    struct caid_array **arrays; /* those that no Lease owns yet are closed with this struct */
 };
 
 static void
@@ -141,7 +141,7 @@ open_many(struct client_object *self, struct many *many, struct lease_object *se
     return list;
 }
 
-/* Of a set where one is given: then the names are keys. */
+/* Opens names; where a set is given, keys of that set. */
 PyObject *
 py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
@@ -164,7 +164,7 @@ py_client_open_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 
 /* ---- publish_many ---- */
 
-/* The arrays of some leases, which are pinned for the time of a call. */
+/* Leases that are pinned for the time of a call, and their arrays. */
 struct given {
     PyObject *leases; /* a tuple */
     struct caid_array **arrays;

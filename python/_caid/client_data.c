@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Client: copies, and pointers and streams of other origin. */
+/* Client: copies, and pointers and streams of other libraries. */
 #include "module.h"
 
 #include <limits.h>
 
 /* ---- copy ---- */
 
-/* One side of a copy: an address, or a contiguous buffer on the host, held meanwhile. */
+/* One side of a copy: an address, or a contiguous buffer on the host, which is held during the
+ * copy. */
 struct side {
-    Py_buffer buffer; /* obj is NULL: an address was given */
+    Py_buffer buffer; /* obj is NULL where the side is an address */
     uint64_t address;
     bool on_host;
 };
@@ -39,7 +40,7 @@ side_init(struct side *side, PyObject *op, int flags, Py_ssize_t nbytes)
     return 0;
 }
 
-/* Bytes of the elements; PY_SSIZE_T_MAX where they are more, so that no buffer has as many. */
+/* Bytes of all elements; PY_SSIZE_T_MAX where they are more, a size that no buffer has. */
 static Py_ssize_t
 copy_nbytes(const struct dims *shape, unsigned int itemsize)
 {
@@ -54,7 +55,7 @@ copy_nbytes(const struct dims *shape, unsigned int itemsize)
     return n;
 }
 
-/* Whether all elements are one. */
+/* Whether all elements are at one address, as all steps are 0. */
 static bool
 is_repeated(const struct dims *strides)
 {
@@ -64,8 +65,8 @@ is_repeated(const struct dims *strides)
     return strides->v;
 }
 
-/* On the stream of a mark, which is recorded even if the copy fails: some of it may be under
- * way. */
+/* Copies on the stream of a mark. The mark is recorded even if the copy fails, since a part of
+ * the copy may be under way. */
 static PyObject *
 copy_marked(struct client_object *self, const struct caid_copy *options, PyObject *mark,
             PyObject *lists)
@@ -80,8 +81,9 @@ copy_marked(struct client_object *self, const struct caid_copy *options, PyObjec
         py_client_leave(self);
         return NULL;
     }
-    /* Before the work, too: what cannot be marked (a stream that captures a graph: nobody knows
-     * when that runs, and until when its memory has to be kept) is not begun. */
+    /* The mark is recorded before the copy, too, so that a copy that cannot be marked is not
+     * begun: on a stream that captures a graph, nobody knows until when the memory has to be
+     * kept. */
     WITHOUT_GIL(copied = py_mark_record(mark, &error); if (copied == 0) {
         copied = caid_copy(c, options, &error);
         marked = py_mark_record(mark, &unmarked);
@@ -95,8 +97,8 @@ copy_marked(struct client_object *self, const struct caid_copy *options, PyObjec
     Py_RETURN_NONE;
 }
 
-/* Either of them, while no thread can close any of the leases: not the interpreter either, which
- * may raise KeyboardInterrupt between any two lines of Python. */
+/* Makes either kind of copy with the leases pinned. This is done in C, since Python may raise
+ * KeyboardInterrupt between any two lines. */
 static PyObject *
 copy_pinned(struct client_object *self, const struct caid_copy *options, PyObject *leases,
             PyObject *mark, PyObject *lists)

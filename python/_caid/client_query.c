@@ -78,14 +78,15 @@ py_answer(const struct answer *answer, const void *record)
 
 /* ---- lists ---- */
 
-/* What a callback of libcaid fills: it runs without the GIL in the calling thread, whose state
- * is here meanwhile. */
+/* The list that a callback of libcaid fills. libcaid calls it without the GIL, on the calling
+ * thread. */
 struct collector {
     PyObject *list;
     const struct answer *answer;
 };
 
-/* Appends the tuple of a record; 0, or 1 with an exception set, which ends the list. */
+/* Appends a record's tuple to the list. Returns 0, or 1 with an exception set, which ends the
+ * query. */
 static int
 collect(const void *record, void *collector)
 {
@@ -101,7 +102,7 @@ collect(const void *record, void *collector)
     return r < 0 ? 1 : 0;
 }
 
-/* The list of what a call makes, with the client, c, with collector and error. */
+/* Gives the list that a call fills; the call uses the client, c, and collector and error. */
 #define LIST_OF(self, answer_, call)                                      \
     ({                                                                    \
         _cleanup_py_ PyObject *list = PyList_New(0);                      \
@@ -137,7 +138,7 @@ py_client_set_list(PyObject *op, PyObject *arg)
     return keys;
 }
 
-/* A list of one. */
+/* Gives a list of one record. */
 PyObject *
 py_client_show(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {

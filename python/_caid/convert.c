@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Python values to what libcaid takes, and back. */
+/* Conversions between Python's values and libcaid's. */
 #include "module.h"
 
 #include <errno.h>

@@ -2,13 +2,13 @@
 /*
  * DLPack: tensors that others take from us, and those that we take from them.
  *
- * An exported tensor is one piece of memory (struct exported), made with its capsule and freed by
- * its deleter, which whoever took it calls, from any thread; a capsule that nobody took calls it
- * itself. It holds what keeps the array's memory: a Lease as a HostView does, so that the range
- * stays mapped for as long as it is seen, even if the array or its client is closed; of other
- * memory the owner.
+ * An exported tensor is one allocation (struct exported), made with its capsule. Its deleter frees
+ * it: the consumer calls the deleter from any thread, or the capsule's destructor does where nobody
+ * took the tensor. It keeps the array's memory: as a HostView it has a share of a Lease, so that
+ * the range stays mapped as long as the tensor lives, even if the array or its client is closed; of
+ * memory that is not the daemon's it holds the owner.
  *
- * An imported one is a Tensor, which ends, by its producer's deleter, with the object.
+ * An imported tensor is a Tensor. The object's end calls the producer's deleter.
  */
 #include "dlpack.h"
 #include "module.h"
@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-#define NDIM_MAX 64 /* more than any library has; caid's own arrays have 32 */
+#define NDIM_MAX 64 /* no library has more dimensions; caid's own arrays have 32 */
 
 /* ---- export ---- */
 
@@ -26,12 +26,13 @@ struct exported {
         struct dl_managed_versioned versioned;
     };
 
-    PyObject *owner; /* a Lease with one share more, or what owns other memory */
+    PyObject *owner; /* a Lease, of which this has a share; or the owner of other memory */
     bool owner_is_lease;
     int64_t dims[]; /* extents, then steps */
 };
 
-/* The interpreter is there for a thread that asks for it, and will be until that thread is done. */
+/* Whether this thread may take the GIL: not while the interpreter ends, unless the thread has
+ * it. */
 static bool
 interpreter_is_there(void)
 {
@@ -44,7 +45,7 @@ interpreter_is_there(void)
 #endif
 }
 
-/* At the interpreter's end the array is left as it is: the process's end is its end. */
+/* Where the interpreter has ended, the array is not closed: it ends with the process. */
 static void
 export_free(struct exported *self)
 {
@@ -75,7 +76,7 @@ versioned_delete(struct dl_managed_versioned *managed)
     export_free(managed->manager_ctx);
 }
 
-/* Of a capsule that nobody has taken. */
+/* Destructor of a capsule that nobody has taken. */
 static void
 capsule_end(PyObject *capsule)
 {
@@ -102,7 +103,7 @@ export_new(const struct dims *shape, const struct dims *strides)
     return self;
 }
 
-/* -1 with ClosedError set: the lease has ended. */
+/* Takes what keeps the memory. -1 with ClosedError set where the lease has ended. */
 static int
 export_hold(struct exported *self, const struct module_state *state, PyObject *owner)
 {
@@ -185,9 +186,9 @@ py_dlpack_export(PyObject *module, PyObject *args)
 struct tensor_object {
     PyObject_HEAD
     const struct dl_tensor *tensor;
-    struct dl_managed *plain; /* one of the two; both NULL: not taken yet */
+    struct dl_managed *plain; /* one of the two is set; neither before the tensor was taken */
     struct dl_managed_versioned *versioned;
-    unsigned long long flags; /* of DLPack 1; 0: none */
+    unsigned long long flags; /* of DLPack 1; 0 before that version */
 };
 
 PY_CAST(tensor);
@@ -205,7 +206,8 @@ tensor_is_right(const struct dl_tensor *t)
     return false;
 }
 
-/* From here on the capsule's own destructor does nothing, and the object's does it. */
+/* Takes the tensor from its capsule: from here on not the capsule's destructor but the object's
+ * calls the deleter. */
 static PyObject *
 tensor_take(struct tensor_object *self, PyObject *capsule, const struct dl_tensor *t,
             const char *used_name)
@@ -233,7 +235,8 @@ tensor_take_versioned(struct tensor_object *self, PyObject *capsule)
 {
     struct dl_managed_versioned *managed = PyCapsule_GetPointer(capsule, DL_NAME_VERSIONED);
 
-    if (managed->version.major != DL_VERSION_MAJOR) /* it stays the capsule's, which frees it */
+    if (managed->version.major !=
+        DL_VERSION_MAJOR) /* the capsule still owns it, and frees it */
         return PyErr_Format(PyExc_BufferError, "DLPack: version %u.%u; 1 is taken",
                             managed->version.major, managed->version.minor);
     if (!tensor_take(self, capsule, &managed->tensor, DL_NAME_VERSIONED_USED))
@@ -262,7 +265,7 @@ py_dlpack_import(PyObject *module, PyObject *capsule)
                         "DLPack: a capsule that holds no tensor, or was taken before");
 }
 
-/* Deleters are the producer's: they may run Python code, or wait. */
+/* Calls the producer's deleter, which may run Python code, or wait. */
 static void
 tensor_dealloc(PyObject *op)
 {

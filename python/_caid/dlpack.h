@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What of DLPack's ABI is used here, by the layout of its header, include/dlpack/dlpack.h of
- * https://github.com/dmlc/dlpack at version 1.1: an ABI of major version 1 stays as it is.
+ * The part of DLPack's ABI that is used here, as include/dlpack/dlpack.h of
+ * https://github.com/dmlc/dlpack has it at version 1.1. The ABI does not change within a major
+ * version.
  */
 #pragma once
 
@@ -11,7 +12,7 @@
 #define DL_VERSION_MINOR \
     1 /* the floats of 4, 6 and 8 bits, and the flag of types in whole bytes */
 
-/* Names of capsules, before and after somebody took what is in them. */
+/* Names of capsules, before and after a consumer has taken the tensor. */
 #define DL_NAME                "dltensor"
 #define DL_NAME_USED           "used_dltensor"
 #define DL_NAME_VERSIONED      "dltensor_versioned"
@@ -33,7 +34,7 @@ struct dl_dtype {
 };
 
 struct dl_tensor {
-    void *data; /* NULL: no elements */
+    void *data; /* NULL where there are no elements */
     struct dl_device device;
     int32_t ndim;
     struct dl_dtype dtype;
@@ -42,14 +43,14 @@ struct dl_tensor {
     uint64_t byte_offset;
 };
 
-/* A tensor and its end. Who takes it calls the deleter once, from any thread, if there is one. */
+/* A tensor and its deleter, which may be NULL. The consumer calls it once, from any thread. */
 struct dl_managed {
     struct dl_tensor tensor;
     void *manager_ctx;
     void (*deleter)(struct dl_managed *self);
 };
 
-/* The same with a version. What comes before tensor is the same in every major version. */
+/* The same with a version. The fields before `tensor` are the same in every major version. */
 struct dl_managed_versioned {
     struct dl_version version;
     void *manager_ctx;

@@ -82,7 +82,7 @@ py_client_event_open(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 
 /* ---- methods ---- */
 
-/* An event and a stream. */
+/* Defines a method that calls libcaid with the event and a stream. */
 #define EVENT_CALL(name)                                                                     \
     static PyObject *event_##name(PyObject *op, PyObject *stream_op)                         \
     {                                                                                        \

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What Stream, Event, Timeline, Bracket, Watch and Arena have in common: their life. */
+/* The life of what has a handle: Stream, Event, Timeline, Bracket, Watch and Arena. */
 #include "handle.h"
 
 #include <errno.h>
 
 /* ---- its end ---- */
 
-/* The client is there: it ends what is linked before itself. */
+/* The client is still there: it ends its handles before itself. */
 static void
 handle_end(struct handle_object *self)
 {
@@ -22,8 +22,8 @@ handle_end(struct handle_object *self)
     py_client_leave(client);
 }
 
-/* Takes the list first, with the GIL: an object that is freed meanwhile would end its thing with a
- * client that is being freed. */
+/* Empties the list first, with the GIL: an object that is freed meanwhile would end its resource
+ * by a client that is being freed. */
 void
 py_handles_end(struct client_object *client, struct caid_client *ended)
 {
@@ -164,7 +164,7 @@ py_handle_close(PyObject *op, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-/* One that was never begun is, too. */
+/* A handle that never had a resource is closed, too. */
 static bool
 is_closed(const struct handle_object *self)
 {

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Handle: what Stream, Event, Timeline, Bracket, Watch and Arena have in common. Each is a thing of
- * libcaid's or of the driver's that belongs to a client. It holds its Client alive, and ends by
- * close(), with the object, or with the Client, whichever comes first. A Client that is closed ends
- * its handles before its leases and its connection, the newest first: a bracket is newer than the
- * stream that it is on. But for Bracket, objects are made as ones of the classes in Python that
- * derive from these types (_caid.derived()); what has an underscore is for those.
+ * Handle: the common part of Stream, Event, Timeline, Bracket, Watch and Arena. Each of them has a
+ * resource of libcaid's or of the driver's, which belongs to a client. A handle holds its Client
+ * alive. Its resource ends by close(), with the object, or with the Client, whichever comes first.
+ * A Client that is closed ends its handles before its leases and its connection, the newest first:
+ * a bracket is newer than the stream that it is on. Objects of all these types but Bracket are made
+ * as instances of the Python classes that derive from them (_caid.derived()). Methods with an
+ * underscore are for these classes.
  *
  * close() may come while other threads are in a call: from then on new calls raise ClosedError, and
- * the last call under way ends the thing.
+ * the last call under way ends the resource.
  */
 #pragma once
 
@@ -20,7 +21,7 @@ struct handle_object;
 
 struct handle_class {
     const char *name; /* for messages: "stream" */
-    /* Ends the thing; called once, with the GIL, which it gives up. */
+    /* Ends the resource. Called once, with the GIL, which the function may give up. */
     void (*end)(struct handle_object *self, struct caid_client *client);
 };
 
@@ -29,9 +30,9 @@ struct handle_object {
     const struct handle_class *class;
     struct client_object *client; /* NULL only after tp_clear */
     LIST_ENTRY(handle_object)
-    link;               /* in client->handles; le_prev NULL: there is nothing to end */
+    link;               /* in client->handles; le_prev NULL: no resource */
     Py_ssize_t n_calls; /* under way, and brackets that are on a stream */
-    bool closing;       /* closed; the last of them ends the thing */
+    bool closing;       /* closed; the last of these calls ends the resource */
 };
 
 static inline struct handle_object *
@@ -46,25 +47,26 @@ py_handle_state(PyObject *op)
     return py_module_state_of(Py_TYPE(op));
 }
 
-/* One of a type whose objects begin with a handle_object. It has nothing to end yet. */
+/* Makes an object of a type whose struct begins with a handle_object. It has no resource yet. */
 PyObject *py_handle_new(PyTypeObject *type, struct client_object *client,
                         const struct handle_class *class);
-/* Now it has. The client is entered meanwhile. */
+/* The object has its resource from now on. The caller has entered the client. */
 void py_handle_begin(struct handle_object *self);
 
-/* Brackets a call without the GIL. NULL with ClosedError set where the thing, or its client, is
- * closed, and with ForkedError in a forked child. */
+/* Enters the handle and its client: neither ends before the call is left. For calls without the
+ * GIL. NULL with ClosedError set where the handle or its client is closed, and with ForkedError
+ * in a forked child. */
 struct caid_client *py_handle_enter(struct handle_object *self);
 void py_handle_leave(struct handle_object *self);
-/* Leaves with what the call gave: r, or -1 with the exception set. */
+/* Leaves, and returns what the call returned, r; or -1 with the exception set, where r < 0. */
 int py_handle_leave_with(struct handle_object *self, int r, const struct caid_error *error);
 
-/* As PY_CLIENT_CALL(), with a thing. */
+/* As PY_CLIENT_CALL(), for a call on a handle. */
 #define PY_HANDLE_CALL(self, call) \
     PY_CALL(py_handle_enter(self), py_handle_leave_with(self, r_, &error), call)
 
-/* A new object, `made`, of a type with a NAME_class, once a call of libcaid's has made its thing:
- * as PY_CLIENT_CALL(). NULL with an exception set. */
+/* Makes an object, `made`, of a type that has a NAME_class, and its resource by a call of
+ * libcaid, as PY_CLIENT_CALL(). NULL with an exception set. */
 #define PY_HANDLE_MAKE(client, name, call)                                      \
     ({                                                                          \
         _cleanup_py_ PyObject *made =                                           \
@@ -81,8 +83,8 @@ int py_handle_leave_with(struct handle_object *self, int r, const struct caid_er
         r_ < 0 ? NULL : py_take(&made);                                         \
     })
 
-/* For what lasts longer than a call: the thing does not end meanwhile, but with its client. A
- * hold is a reference, too. -1 with ClosedError set. */
+/* Holds the handle for longer than a call: until the release only the client's end ends the
+ * resource. A hold is a reference, too. -1 with ClosedError set. */
 int py_handle_hold(struct handle_object *self);
 void py_handle_release(struct handle_object *self);
 
@@ -108,7 +110,7 @@ PyObject *py_handle_get_live(PyObject *op, void *closure);
             PyDoc_STR("Whether it is open, and not in a forked child."), NULL \
     }
 
-/* Of a type with no more to get. */
+/* For a type that has no attributes but `closed`. */
 extern PyGetSetDef py_handle_getset[];
 
 #define PY_HANDLE_FLAGS (Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE)
@@ -124,19 +126,19 @@ extern PyGetSetDef py_handle_getset[];
 /* Seconds, or None for CAID_FOREVER. -1 with an exception set. */
 int py_timeout_get(PyObject *op, uint64_t *ret_ns);
 
-/* One slice of a wait, without the GIL inside: what libcaid returned; 1 for "not yet", with the
- * error filled that it is if there is no time left. */
+/* One slice of a wait, which gives up the GIL. Returns what libcaid returned, or 1 for "not
+ * yet", with the error filled that is raised if no time is left. */
 typedef int wait_slice(void *arg, uint64_t timeout_ns, struct caid_error *error);
 
-/* Slices until there is a result, the time is over (-ETIMEDOUT), the thing that is waited for is
- * closed (-ECANCELED, and the error is filled) or a signal handler raises an exception (-EINTR,
- * and it is set). */
+/* Runs slices until one has a result, the time is over (-ETIMEDOUT), the handle that is waited
+ * for is closed (-ECANCELED, with the error filled) or a signal handler raises an exception
+ * (-EINTR, with the exception set). */
 int py_wait(const struct handle_object *self, wait_slice *slice, void *arg, uint64_t timeout_ns,
             struct caid_error *error);
 
 /* ---- what has handles ---- */
 
-/* A Stream that is destroyed, or wraps one of another library. */
+/* A Stream: a CUDA stream of the client's, or one of another library, which is not destroyed. */
 struct stream_object {
     struct handle_object handle;
     uint64_t stream;
@@ -145,22 +147,23 @@ struct stream_object {
 
 /* ---- callbacks of streams (callback.c) ---- */
 
-/* Whether threads of the driver may still enter the interpreter. It outlives that, with the last
- * callback that is to come. */
+/* Gate: whether threads of the driver may still enter the interpreter. It outlives the
+ * interpreter: the last callback that is still to come frees it. */
 struct gate;
 
 struct gate *py_gate_new(void);
 struct gate *py_gate_ref(struct gate *gate);
 void py_gate_unref(struct gate *gate);
-/* Calls fn with the GIL of that interpreter, on a thread that is not Python's; unless it ends. */
+/* Calls fn with the GIL of that interpreter, on a thread that is not Python's. Does nothing
+ * where the interpreter ends. */
 void py_gate_run(struct gate *gate, PyInterpreterState *interpreter, void (*fn)(void *arg),
                  void *arg);
-/* Waits for those who have entered; nobody does afterwards. NULL with an exception set where a
+/* Closes the gate, and waits for the threads that are inside. NULL with an exception set where a
  * signal handler raised one. */
 PyObject *py_gate_close(struct gate *gate);
 
-/* Drops what callbacks that were called have left, where the driver may be called: what they
- * hold may call it as it ends. */
+/* Drops the functions and arguments of callbacks that have been called. To be called where the
+ * CUDA driver may be called, since these objects may call it when they end. */
 void py_callbacks_drop(struct module_state *state);
-/* Has fn(self, status, arg) called when a Stream has come to here. */
+/* Has the driver call fn(self, status, arg) when the Stream reaches this point. */
 PyObject *py_callback_add(struct stream_object *self, PyObject *fn, PyObject *arg);

@@ -14,10 +14,10 @@
 struct host_memory_object {
     PyObject_HEAD
     struct client_object *client;
-    void *data; /* NULL: never made */
+    void *data; /* NULL: there is none */
     Py_ssize_t nbytes;
     int32_t device;
-    uint64_t device_ptr; /* 0: the device was not to reach it */
+    uint64_t device_ptr; /* 0: not mapped for the device */
 };
 
 PY_CAST(host_memory);
@@ -60,7 +60,7 @@ py_client_host_alloc(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 
 /* ---- its end ---- */
 
-/* There is nobody to raise to. In a forked child the memory is the parent's: left alone. */
+/* Errors are dropped. In a forked child the memory is the parent's, and is not freed. */
 static void
 host_memory_free(struct host_memory_object *self)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * HostView: a range of an array as a buffer, where the host can reach the memory. Whoever looks
- * at the memory through it (a NumPy array has it as its base) keeps it alive, and it keeps a
- * share of the lease: the range stays mapped, and is nobody else's, for as long as it is seen.
+ * HostView: a range of an array as a buffer, where the host can reach the memory. Its consumer (a
+ * NumPy array has it as its base) keeps it alive, and it has a share of the lease: so the range
+ * stays mapped, and is given to nobody else, as long as the consumer lives.
  */
 #include "module.h"
 
@@ -19,7 +19,7 @@ PY_CAST(host_view);
 PyObject *
 py_host_view_new(struct lease_object *lease, uintptr_t at, uint64_t nbytes, bool readonly)
 {
-    static char nothing; /* a buffer of no bytes has an address, too */
+    static char nothing; /* the address of a buffer of no bytes */
     PyTypeObject *type = lease->client->state->host_view_type;
     struct host_view_object *self = host_view(type->tp_alloc(type, 0));
 

@@ -6,8 +6,8 @@
 struct keep {
     LIST_ENTRY(keep) link;        /* in client->keeps */
     struct keep *next_gone;       /* in client->gone, or among those that are being dropped */
-    struct client_object *client; /* outlives its libcaid client, which calls back */
-    PyObject *op;                 /* NULL: let go of */
+    struct client_object *client; /* its struct outlives the libcaid client, which calls back */
+    PyObject *op;                 /* NULL: dropped */
 };
 
 struct keep *
@@ -27,7 +27,7 @@ py_keep_new(struct client_object *client, PyObject *op)
     return self;
 }
 
-/* In a thread without the GIL. */
+/* Runs without the GIL. */
 void
 py_keep_gone(void *keep)
 {
@@ -56,7 +56,8 @@ py_keep_free(struct keep *keep)
     free(keep);
 }
 
-/* All are out of the client's list before any is dropped: what ends then may close the client. */
+/* All keeps leave the client's list before any is dropped, since an object that ends then may
+ * close the client. */
 static void
 drop_all(struct keep *first)
 {
@@ -81,7 +82,7 @@ py_keeps_drop(struct client_object *client)
         drop_all(atomic_exchange(&client->gone, NULL));
 }
 
-/* All that are in the list: nothing is gone, and nobody notes that it is. */
+/* Takes all keeps of the client, where no part is noted as gone and nobody notes one. */
 static struct keep *
 chain_all(struct client_object *client)
 {
@@ -92,7 +93,7 @@ chain_all(struct client_object *client)
     return LIST_FIRST(&client->keeps);
 }
 
-/* They stay in the list, as libcaid is about to call back. */
+/* The keeps stay in the list, since libcaid is about to call back with them. */
 void
 py_keeps_let_go(struct client_object *client)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lease: one array that a client holds. It has shares: the Array that it was made for, every view,
- * every copy under way, every HostView and every tensor that another library has taken has one, and
- * it ends (the daemon is told, the memory unmapped) when the last is given up, or with the object.
- * It holds its Client alive.
+ * Lease: one array that a client holds. The Array that it was made for, every view, every copy
+ * under way, every HostView and every tensor that another library has taken have a share of it
+ * each. The lease ends, which closes the array, with its last share, or with the object. It holds
+ * its Client alive.
  *
- * A Client that is closed ends its leases, so that the daemon may give their memory on at once, but
- * for those with HostViews or tensors: these stay mapped, for whoever looks at them, until their
- * last share is given up. Nothing else is read or written through them any more.
+ * A Client that is closed ends its leases, so that the daemon may give their memory on at once.
+ * Leases with HostViews or tensors are excepted: their memory stays mapped until their last share
+ * is given up, and is not read or written in other ways any more.
  */
 #include "module.h"
 
@@ -26,7 +26,7 @@ lease_is_closed(const struct lease_object *self)
 /* ---- what it tells ---- */
 
 static PyObject *
-told_make(const struct caid_array_info *info, enum lease_told what)
+fact_make(const struct caid_array_info *info, enum lease_fact what)
 {
     switch (what) {
     case LEASE_SHAPE: return py_dims_tuple(info->shape, info->ndim);
@@ -40,35 +40,37 @@ told_make(const struct caid_array_info *info, enum lease_told what)
     }
 }
 
-/* Borrowed; NULL with an exception set. */
+/* Gives one of the facts, made where it was not yet. Borrowed; NULL with an exception set. */
 static PyObject *
-told(struct lease_object *self, enum lease_told what)
+fact(struct lease_object *self, enum lease_fact what)
 {
-    if (!self->told[what] && self->array)
-        self->told[what] = told_make(caid_array_get_info(self->array), what);
-    else if (!self->told[what])
-        PyErr_SetString(PyExc_MemoryError, "what an array told was lost for want of memory");
-    return self->told[what];
+    if (!self->facts[what] && self->array)
+        self->facts[what] = fact_make(caid_array_get_info(self->array), what);
+    else if (!self->facts[what])
+        PyErr_SetString(PyExc_MemoryError,
+                        "this was not kept when the array ended: no memory was left");
+    return self->facts[what];
 }
 
 static PyObject *
-lease_get_told(PyObject *op, void *what)
+lease_get_fact(PyObject *op, void *what)
 {
-    PyObject *value = told(lease(op), (enum lease_told)(uintptr_t)what);
+    PyObject *value = fact(lease(op), (enum lease_fact)(uintptr_t)what);
 
     Py_XINCREF(value);
     return value;
 }
 
-/* Makes all of it, before the array ends. What there is no memory for is missing then. */
+/* Makes all facts before the array ends. One for which there is no memory is missing from then
+ * on. */
 static void
-tell_all(struct lease_object *self)
+facts_make(struct lease_object *self)
 {
     PyObject *type, *value, *traceback;
 
     PyErr_Fetch(&type, &value, &traceback);
-    for (int i = 0; i < LEASE_TOLD_MAX; i++)
-        if (!told(self, (enum lease_told)i))
+    for (int i = 0; i < LEASE_FACT_MAX; i++)
+        if (!fact(self, (enum lease_fact)i))
             PyErr_Clear();
     PyErr_Restore(type, value, traceback);
 }
@@ -84,7 +86,7 @@ lease_check(struct lease_object *self)
         PyErr_SetString(PyExc_ReferenceError, "the array was collected");
         return -1;
     }
-    name = told(self, LEASE_NAME);
+    name = fact(self, LEASE_NAME);
     if (name)
         py_error_raise_code(self->client->state, CAID_ERR_CLOSED, EBADF,
                             name == Py_None ? "the array is closed" : "the array %R is closed",
@@ -103,7 +105,7 @@ lease_unlink(struct lease_object *self)
     self->link.le_prev = NULL;
 }
 
-/* Takes the array out: only one thread gets it. */
+/* Takes the array out of the lease: one thread alone gets it. */
 static struct caid_array *
 lease_take_array(struct lease_object *self)
 {
@@ -124,7 +126,7 @@ lease_end(struct lease_object *self)
     }
 }
 
-/* The same, where only the work of one stream has to be waited for; on failure it has not ended. */
+/* Ends the lease where only one stream's work has to be waited for. On failure it has not ended. */
 static int
 lease_end_on(struct lease_object *self, uint64_t stream)
 {
@@ -148,13 +150,13 @@ py_leases_end(struct client_object *client, bool leave)
 {
     struct lease_object *next;
 
-    /* From the start each time: others come and go while an array is closed. */
+    /* The walk starts anew each time: leases come and go while an array is closed. */
     for (struct lease_object *l = LIST_FIRST(&client->leases); l; l = next) {
         next = LIST_NEXT(l, link);
         if (l->n_views > 0)
             continue;
         Py_INCREF(l);
-        tell_all(l);
+        facts_make(l);
         if (leave)
             lease_take_array(l);
         else
@@ -166,8 +168,8 @@ py_leases_end(struct client_object *client, bool leave)
 
 /* ---- the host's address ---- */
 
-/* 0: it reaches none of it. The software driver's device memory is the host's, at the same
- * address. */
+/* The host's address of the array, or 0. The host reaches the software driver's device memory at
+ * the device's address. */
 static uintptr_t
 lease_host(const struct lease_object *self)
 {
@@ -182,7 +184,7 @@ static void
 lease_give_up(struct lease_object *self)
 {
     if (self->n_shares > 0 && --self->n_shares == 0) {
-        tell_all(self);
+        facts_make(self);
         lease_end(self);
     }
 }
@@ -217,7 +219,7 @@ py_lease_get_pinned(const struct module_state *state, PyObject *op)
 void
 py_lease_unpin(struct lease_object *self)
 {
-    lease_give_up(self); /* the call has waited for all that it did: no stream is left */
+    lease_give_up(self); /* the call has waited for its own work */
     py_client_leave(self->client);
 }
 
@@ -257,7 +259,7 @@ py_lease_use(struct lease_object *self)
 void
 py_lease_unuse(struct lease_object *self)
 {
-    lease_give_up(self); /* others wait for the bracket: the lease has nothing to wait for */
+    lease_give_up(self); /* the bracket's fence stands for its work: the lease need not wait */
     Py_DECREF(self);
 }
 
@@ -275,15 +277,15 @@ py_lease_view_end(struct lease_object *self)
     lease_drop(self);
 }
 
-/* Gives a share up whose last use is on a stream. Only where all uses were on that one, it alone
- * is waited for; else whatever runs in the context is. */
+/* Gives up a share that was last used on a stream. The lease's end waits for that stream alone
+ * where all shares named it, else for all work of the context. */
 static int
 lease_drop_on(struct lease_object *self, uint64_t stream)
 {
     bool other = self->other_closes || (self->stream && self->stream != stream);
 
     if (self->n_shares == 1 && !other) {
-        tell_all(self);
+        facts_make(self);
         if (lease_end_on(self, stream) < 0)
             return -1;
         self->n_shares = 0;
@@ -342,8 +344,8 @@ lease_dealloc(PyObject *op)
 
     PyObject_GC_UnTrack(op);
     lease_clear(op);
-    for (int i = 0; i < LEASE_TOLD_MAX; i++)
-        Py_XDECREF(self->told[i]);
+    for (int i = 0; i < LEASE_FACT_MAX; i++)
+        Py_XDECREF(self->facts[i]);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -360,12 +362,12 @@ lease_check_now(PyObject *op, PyObject *Py_UNUSED(unused))
     if (!caid_array_is_mapped(self->array))
         return py_error_raise_code(self->client->state, CAID_ERR_CLOSED, EBADF,
                                    "the array %R is unmapped: map() maps it again",
-                                   told(self, LEASE_NAME));
+                                   fact(self, LEASE_NAME));
     Py_RETURN_NONE;
 }
 
-/* A call of libcaid's with the array, which no other thread closes meanwhile: as
- * PY_CLIENT_CALL(). */
+/* Calls libcaid with the array, as PY_CLIENT_CALL(). The lease is pinned: no other thread closes
+ * it. */
 #define LEASE_CALL(self, call)                                     \
     ({                                                             \
         struct caid_error error = {0};                             \
@@ -399,7 +401,7 @@ lease_close(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         lease_drop(self);
         Py_RETURN_NONE;
     }
-    if (!self->client) /* collected: it has ended */
+    if (!self->client) /* collected: the lease has ended */
         Py_RETURN_NONE;
     if (PY_ARGS(self->client->state, "close", PY_ARG(stream)) < 0)
         return NULL;
@@ -457,7 +459,8 @@ lease_ipc_handle(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* ---- work that may not be done ---- */
 
-/* Of two threads that bring something, one gets the other's. */
+/* Gives the list of marks that the lease has, or sets the one that is given: the first thread
+ * wins. */
 static PyObject *
 lease_pending_or(PyObject *op, PyObject *pending)
 {
@@ -473,18 +476,18 @@ lease_pending_or(PyObject *op, PyObject *pending)
 
 /* ---- publish ---- */
 
-/* What has changed: both texts are there before either is replaced. */
+/* Renews the facts that publish() has changed. Both are made before either is replaced. */
 static int
-lease_retell(struct lease_object *self)
+facts_renew(struct lease_object *self)
 {
     const struct caid_array_info *info = caid_array_get_info(self->array);
-    _cleanup_py_ PyObject *name = told_make(info, LEASE_NAME);
-    _cleanup_py_ PyObject *metadata = told_make(info, LEASE_METADATA);
+    _cleanup_py_ PyObject *name = fact_make(info, LEASE_NAME);
+    _cleanup_py_ PyObject *metadata = fact_make(info, LEASE_METADATA);
 
     if (!name || !metadata)
         return -1;
-    Py_XSETREF(self->told[LEASE_NAME], py_take(&name));
-    Py_XSETREF(self->told[LEASE_METADATA], py_take(&metadata));
+    Py_XSETREF(self->facts[LEASE_NAME], py_take(&name));
+    Py_XSETREF(self->facts[LEASE_METADATA], py_take(&metadata));
     self->info.generation = info->generation;
     return 0;
 }
@@ -500,7 +503,7 @@ lease_publish_as(struct lease_object *self, const char *name,
         return NULL;
     r = LEASE_CALL(self, caid_array_publish(self->array, name, options, &generation, &error));
     if (r >= 0)
-        r = lease_retell(self);
+        r = facts_renew(self);
     py_lease_unpin(self);
     return r < 0 ? NULL : PyLong_FromUnsignedLongLong(generation);
 }
@@ -620,7 +623,7 @@ static PyMethodDef lease_methods[] = {
 
 #define TELLS(name, what)                                           \
     {                                                               \
-        name, lease_get_told, NULL, NULL, (void *)(uintptr_t)(what) \
+        name, lease_get_fact, NULL, NULL, (void *)(uintptr_t)(what) \
     }
 
 static PyGetSetDef lease_getset[] = {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Mark: how far a stream had come when caid had put work on it, as an event; besides the work's
- * host memory, which is kept until the stream has passed. Made before the work, it is put into
- * lists, for others to see, and recorded by the call that starts the work: no signal handler and no
- * other thread comes between.
+ * Mark: an event on a stream, behind work that caid has enqueued there, with the host memory that
+ * the work uses, which it keeps until the event has passed. A mark is made before the work. The
+ * call that starts the work puts it into lists, where others see it, and records it; no signal
+ * handler and no other thread comes between.
  *
- * What it keeps, and whose the stream is, it lets go of when the event is seen to have passed.
- * Where nobody can tell when that is (the mark ends before, with its client; the stream captures a
- * graph; the context is dead), it never lets go of what it keeps.
+ * A mark drops the memory and the stream's owner when the event is seen to have passed. Where that
+ * cannot be seen (the mark ends earlier, with its client; the stream captures a graph; the context
+ * is dead), it never drops the memory.
  */
 #include "handle.h"
 
@@ -18,8 +18,8 @@ struct mark_object {
     struct handle_object handle;
     struct cuda_event *event;
     uint64_t stream;
-    PyObject *owner; /* whose stream that is, None, or NULL as below */
-    PyObject *keep;  /* None, or NULL: nothing any more */
+    PyObject *owner; /* of the stream; None where nobody is known; NULL once passed */
+    PyObject *keep;  /* the host memory; None: there is none; NULL: dropped, or kept for good */
     bool under_way;  /* the call that starts the work has not returned */
     bool pending;    /* recorded, and not seen to have passed */
 };
@@ -33,7 +33,7 @@ mark_end(struct handle_object *handle, struct caid_client *Py_UNUSED(client))
 {
     struct mark_object *self = (struct mark_object *)handle;
     struct caid_error error = {0};
-    int r = 1; /* it has passed */
+    int r = 1; /* passed, unless the query says otherwise */
 
     WITHOUT_GIL(if (self->pending) r = cuda_event_query(self->event, &error);
                 cuda_event_free(self->event));
@@ -120,7 +120,7 @@ py_mark_end(PyObject *op, int r)
         mark_passed(mark(op));
 }
 
-/* By itself: for work that is on the stream already. */
+/* Records the mark for work that is on the stream already. */
 static PyObject *
 mark_record(PyObject *op, PyObject *lists)
 {
@@ -144,7 +144,8 @@ mark_record(PyObject *op, PyObject *lists)
 
 /* ---- asking and waiting ---- */
 
-/* A mark that cannot be asked (any more) is done: there is nothing to wait for. */
+/* Whether the event has passed. A mark whose event cannot be asked counts as done: nothing can
+ * be waited for. */
 static PyObject *
 mark_get_done(PyObject *op, void *Py_UNUSED(closure))
 {
@@ -208,7 +209,7 @@ mark_traverse(PyObject *op, visitproc visit, void *arg)
 static int
 mark_clear(PyObject *op)
 {
-    py_handle_clear(op); /* first: whether it has passed is known no more afterwards */
+    py_handle_clear(op); /* first: after that nothing tells whether the event has passed */
     Py_CLEAR(mark(op)->keep);
     Py_CLEAR(mark(op)->owner);
     return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The module _caid: its state, its functions, its initialisation (PEP 489, in phases). */
+/* The module _caid: its state, its functions, and its initialisation in phases (PEP 489). */
 #include "handle.h"
 
 #include <errno.h>
@@ -14,8 +14,8 @@ state_of(PyObject *module)
     return PyModule_GetState(module);
 }
 
-/* A class that Python code derives has no module of its own: look along the bases. (3.11 has
- * PyType_GetModuleByDef() for this.) */
+/* A class that Python code derives has no module state of its own, so its bases are searched.
+ * (3.11 has PyType_GetModuleByDef() for this.) */
 struct module_state *
 py_module_state_of(PyTypeObject *type)
 {
@@ -52,7 +52,7 @@ py_tp_dealloc(PyObject *op)
 
 /* ---- types ---- */
 
-/* Each type, and where the state has it. */
+/* Each type, and its place in the state. */
 static const struct {
     PyType_Spec *spec;
     size_t at;
@@ -69,7 +69,7 @@ type_at(struct module_state *state, size_t i)
     return (PyTypeObject **)(void *)((char *)state + types[i].at);
 }
 
-/* A decorator of classes. */
+/* derived(): a decorator of classes, whose instances C makes from then on. */
 static PyObject *
 module_derived(PyObject *module, PyObject *class)
 {
@@ -173,7 +173,7 @@ module_close_gate(PyObject *module, PyObject *Py_UNUSED(unused))
 
 static PyMethodDef close_gate = {"close_gate", module_close_gate, METH_NOARGS, NULL};
 
-/* Callbacks of streams come until the interpreter ends. */
+/* Opens the gate for callbacks of streams, and has atexit close it. */
 static int
 open_gate(PyObject *module)
 {
@@ -240,8 +240,8 @@ module_free(void *module)
     py_gate_unref(state_of(module)->gate);
 }
 
-/* A build of Python without the GIL turns it on for this module: the counts of calls and
- * shares rely on it. */
+/* A build of Python without the GIL turns the GIL on for this module: the GIL guards the counts
+ * of calls and shares. */
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000

@@ -33,7 +33,8 @@
 #include <caid/caid.h>
 #include <cuda/local.h>
 
-/* What another thread may run Python beside: a call that may wait. */
+/* Runs statements without the GIL, so that other threads run Python meanwhile: for calls that
+ * may wait. */
 #define WITHOUT_GIL(...)                           \
     do {                                           \
         PyThreadState *outer_ = py_waiting;        \
@@ -43,19 +44,19 @@
         Py_END_ALLOW_THREADS                       \
     } while (0)
 
-/* Of the thread that has given the GIL up so, and may be asked (signal.c). */
+/* The state of this thread while it runs WITHOUT_GIL(), else NULL. Callbacks take the GIL by it. */
 extern _Thread_local PyThreadState *py_waiting;
 
-/* Runs Python's signal handlers, for caid_connect_options: whether one has raised an exception. The
- * call that fails for it raises that; one that comes to its end all the same has its result, and
- * the exception comes right after. */
+/* For caid_connect_options: runs Python's signal handlers, and returns whether one of them has
+ * raised an exception. A call that fails for that reason raises the exception. A call that
+ * succeeds all the same returns its result, and the exception is raised right after it. */
 int py_interrupted(void *unused);
-/* Whether there is such an exception: then it is set. */
+/* Sets the exception that a signal handler has raised. false: none has. */
 bool py_interrupt_raise(void);
 
 #define PY_FASTCALL(f) ((PyCFunction)(void (*)(void))(f))
 
-/* NAME(op): an object as the struct of its type. */
+/* Defines NAME(op), which casts an object to the struct of its type. */
 #define PY_CAST(name)                                      \
     static inline struct name##_object *name(PyObject *op) \
     {                                                      \
@@ -63,7 +64,7 @@ bool py_interrupt_raise(void);
     }                                                      \
     struct name##_object
 
-/* py_NAME_spec, of a type of the module's; further slots. */
+/* Defines py_NAME_spec, the spec of one of the module's types. Further arguments are slots. */
 #define PY_SPEC(name_, Name, flags_, doc, ...)          \
     static PyType_Slot name_##_slots[] = {              \
         {Py_tp_doc, (void *)(uintptr_t)PyDoc_STR(doc)}, \
@@ -119,7 +120,7 @@ py_take(PyObject **op)
     return taken;
 }
 
-/* None; NULL where r < 0, and an exception is set. */
+/* Returns None, or NULL where r < 0, which means that an exception is set. */
 static inline PyObject *
 py_none(int r)
 {
@@ -128,28 +129,29 @@ py_none(int r)
     Py_RETURN_NONE;
 }
 
-/* Slots of types that only C makes objects of, and whose tp_clear lets go of all that they hold. */
+/* Slots of types whose objects only C makes, and whose tp_clear drops all references. */
 PyObject *py_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 void py_tp_dealloc(PyObject *op);
 
 /* ---- errors (error.c): each sets an exception and returns NULL ---- */
 
-/* The exception for what libcaid returned. */
+/* Sets the exception for an error of libcaid's. */
 PyObject *py_error_raise(const struct module_state *state, int r,
                          const struct caid_error *error);
-/* The exception for a code that is found out on this side. The format is that of
+/* Sets the exception for an error that the extension finds itself. The format is that of
  * PyUnicode_FromFormat(). */
 PyObject *py_error_raise_code(const struct module_state *state, enum caid_code code, int errnum,
                               const char *format, ...);
 
 /* ---- conversions (convert.c): -1 with an exception set on failure ---- */
 
-/* A str as UTF-8, borrowed from it; None is NULL. `what` is for the message. Text that holds a
- * NUL byte or lone surrogates raises the error of `code`. */
+/* Gives a str's UTF-8, borrowed from the str; NULL for None. `what` is the argument's name in
+ * messages. A NUL byte or a lone surrogate raises the error of `code`. */
 int py_text_get(const struct module_state *state, PyObject *op, const char *what,
                 enum caid_code code, const char **ret);
 
-/* A list of extents or byte steps: v is NULL for None. Zero it first; to be deinited. */
+/* A list of extents or byte steps; v is NULL for None. The caller zeroes it first, and deinits
+ * it. */
 struct dims {
     int64_t *v;
     uint32_t n;
@@ -158,28 +160,28 @@ struct dims {
 
 int py_dims_get(const struct module_state *state, PyObject *op, const char *what,
                 struct dims *ret);
-/* The same for steps: as many as there are dimensions, or InvalidError. */
+/* The same for byte steps. Another number of steps than of dimensions raises InvalidError. */
 int py_strides_get(const struct module_state *state, PyObject *op, const char *what,
                    const struct dims *shape, struct dims *ret);
 void py_dims_deinit(struct dims *dims);
 #define _cleanup_dims_ __attribute__((cleanup(py_dims_deinit)))
 PyObject *py_dims_tuple(const int64_t *v, uint32_t n);
 
-/* A device's index; one that no int32_t holds raises DeviceError. */
+/* Reads a device index. An int outside int32_t raises DeviceError. */
 int py_device_get(const struct module_state *state, PyObject *op, int32_t *ret);
 
-/* A whole number of 64 bits; another one raises InvalidError. */
+/* Reads an int. One outside uint64_t raises InvalidError. */
 int py_u64_get(const struct module_state *state, PyObject *op, const char *what, uint64_t *ret);
 
-/* A name that has to be there: py_text_get() that takes no None. */
+/* Reads a name: py_text_get(), but None is refused. */
 int py_name_get(const struct module_state *state, PyObject *op, const char *what,
                 const char **ret);
 
-/* str of a C string that need not be UTF-8; None of NULL. */
+/* A str of a C string that need not be UTF-8; None for NULL. */
 PyObject *py_text_or_none(const char *s);
 
-/* A positional argument: what it is put into, which is also what messages call it (of
- * "options.pool" the last word). Text is borrowed, and so is an object. */
+/* A positional argument of a method: the variable that it is read into, whose name (of
+ * "options.pool" the last word) messages use. Text and objects are borrowed. */
 struct py_arg {
     char kind;
     const char *what;
@@ -205,7 +207,7 @@ struct py_arg {
 #define PY_TUPLE(at)           PY_ARG_OF('T', at, )
 #define PY_STRIDES(at, shape_) PY_ARG_OF('S', at, .shape = &(shape_))
 
-/* The arguments `args`, `n_args` of a method: as many as these, or TypeError. */
+/* Reads the arguments `args`, `n_args` of a method. Another number of them raises TypeError. */
 #define PY_ARGS(state, method, ...)                                                \
     py_args_get(state, args, n_args, method, (const struct py_arg[]){__VA_ARGS__}, \
                 sizeof((const struct py_arg[]){__VA_ARGS__}) / sizeof(struct py_arg))
@@ -249,14 +251,16 @@ py_client(PyObject *op)
     return (struct client_object *)op;
 }
 
-/* Brackets a call without the GIL. NULL with an exception set as by py_client_check(). */
+/* Enters the client: until it is left, close() by another thread does not free it. For calls
+ * without the GIL. NULL with an exception set, as by py_client_check(). */
 struct caid_client *py_client_enter(struct client_object *self);
 void py_client_leave(struct client_object *self);
-/* Leaves with what the call gave: r, or -1 with the exception set. */
+/* Leaves the client, and returns what the call returned, r; or -1 with the exception set, where
+ * r < 0. */
 int py_client_leave_with(struct client_object *self, int r, const struct caid_error *error);
 
-/* A call of libcaid's with the client, c, and with error to fill: what it returned, or -1 with an
- * exception set. */
+/* Calls libcaid without the GIL; the call uses the client, c, and the error, error. Gives what
+ * the call returned, or -1 with an exception set. */
 #define PY_CALL(enter, leave, call)      \
     ({                                   \
         struct caid_client *c = (enter); \
@@ -272,17 +276,18 @@ int py_client_leave_with(struct client_object *self, int r, const struct caid_er
     PY_CALL(py_client_enter(self), py_client_leave_with(self, r_, &error), call)
 
 bool py_client_is_closed(const struct client_object *self);
-/* -1 with ClosedError set; in a forked child with ForkedError. The second is for what outlives its
- * client, and takes NULL. */
+/* 0; or -1 with ClosedError set, or with ForkedError in a forked child. The second function is
+ * for objects that may outlive their client, and takes NULL. */
 int py_client_check(const struct client_object *self);
 int py_client_check_process(const struct client_object *self);
 /* Whether the host has device memory at the device's address: of the software driver. */
 bool py_client_reaches_device(const struct client_object *self);
-/* Neither is so: who forgets to close such a one is warned. */
+/* Whether the client is neither closed nor inherited by fork(): then a ResourceWarning is due
+ * when it is collected. */
 bool py_client_is_live(const struct client_object *self);
 
-/* Methods of Client that other files define, of several arguments, and of one or none. What they
- * take is in caid/_caid.pyi. */
+/* Methods of Client that other files define: FAST of several arguments, METHOD of one or none.
+ * caid/_caid.pyi has their signatures. */
 /* clang-format off */
 #define PY_CLIENT_METHODS(FAST, METHOD)                                                       \
     FAST(create, "Creates an array: a Lease.")                                                \
@@ -336,7 +341,7 @@ PY_CLIENT_METHODS(PY_DECLARE_FAST, PY_DECLARE)
 
 /* ---- Lease (lease.c) ---- */
 
-enum lease_told {
+enum lease_fact {
     LEASE_SHAPE,
     LEASE_STRIDES,
     LEASE_TYPESTR,
@@ -345,7 +350,7 @@ enum lease_told {
     LEASE_POOL,
     LEASE_MEMORY,
     LEASE_METADATA,
-    LEASE_TOLD_MAX,
+    LEASE_FACT_MAX,
 };
 
 struct lease_object {
@@ -356,7 +361,7 @@ struct lease_object {
     Py_ssize_t n_shares;
     Py_ssize_t n_views; /* shares of HostViews and tensors: a closed client leaves it alone */
 
-    /* How shares were given up, for the last of them. */
+    /* How earlier shares were given up. The last close reads this. */
     uint64_t stream;   /* by a close that named this one; 0: none did */
     bool other_closes; /* by a close that named none, or another */
 
@@ -367,15 +372,15 @@ struct lease_object {
     /* Work on the memory that may not be done, caid/_handoff/_pending.py; or NULL. */
     PyObject *pending;
 
-    /* Its texts and lists, made when first asked for, at the latest when `array` ends: opening
-     * many arrays makes no objects that nobody looks at. */
-    PyObject *told[LEASE_TOLD_MAX];
+    /* The array's texts and lists as Python objects. They are made when they are first asked
+     * for, or when `array` ends, so that opening many arrays makes no objects that nobody reads. */
+    PyObject *facts[LEASE_FACT_MAX];
 };
 
-/* A Lease with one share. Takes `array` in any case. */
+/* Makes a Lease with one share. It owns `array` from here on, also where this fails. */
 PyObject *py_lease_new(struct client_object *client, struct caid_array *array);
-/* The Lease of the array that a call of libcaid makes: as PY_CLIENT_CALL(). It is there before a
- * close() of the client that came meanwhile ends all of them. */
+/* Calls libcaid, as PY_CLIENT_CALL(), and makes the Lease of the array that the call gives. The
+ * client is left only after that, so that a close() during the call ends this lease, too. */
 #define PY_LEASE_OF(self, call)                                        \
     ({                                                                 \
         struct caid_client *c = py_client_enter(self);                 \
@@ -391,41 +396,45 @@ PyObject *py_lease_new(struct client_object *client, struct caid_array *array);
         }                                                              \
         lease;                                                         \
     })
-/* One share more for a call that is under way: the client is not closed meanwhile. Undo it. -1 with
- * ClosedError set. */
+/* Takes one more share for the time of a call, during which the client is not closed either.
+ * py_lease_unpin() gives it back. -1 with ClosedError set. */
 int py_lease_pin(struct lease_object *self);
 void py_lease_unpin(struct lease_object *self);
-/* What is a Lease, pinned; NULL with an exception set. */
+/* Checks that op is a Lease, and pins it; NULL with an exception set. */
 struct lease_object *py_lease_get_pinned(const struct module_state *state, PyObject *op);
-/* The first n of a tuple, and their arrays, where wanted: all, or fewer with an exception set. */
+/* Pins the leases of a tuple, and gives their arrays where ret_arrays is not NULL. Returns how
+ * many are pinned: where that is fewer than all, an exception is set. */
 Py_ssize_t py_leases_pin(const struct module_state *state, PyObject *leases,
                          struct caid_array **ret_arrays);
 void py_leases_unpin(PyObject *leases, Py_ssize_t n);
-/* One share more for a bracket, whose end waits for what it did. -1 with ClosedError set. */
+/* Takes one more share for a bracket. The bracket's end waits for the bracket's work, so giving
+ * this share back does not. -1 with ClosedError set. */
 int py_lease_use(struct lease_object *self);
 void py_lease_unuse(struct lease_object *self);
-/* One share more for a HostView or a tensor, which keep the memory mapped when the client is
- * closed. */
+/* Takes one more share for a HostView or a tensor. These keep the memory mapped, also when the
+ * client is closed. */
 void py_lease_view_begin(struct lease_object *self);
 void py_lease_view_end(struct lease_object *self);
-/* Ends all leases of a client that is closed, but for those with HostViews. leave: their memory
- * stays mapped for good, as the work on it may never end. */
+/* Ends all leases of a closed client, except those that a HostView or a tensor has a share of.
+ * leave: the memory stays mapped for good, since the work on it may never end. */
 void py_leases_end(struct client_object *client, bool leave);
 
 /* ---- HostView (host_view.c) ---- */
 
-/* Takes a share of the lease. [offset, offset + nbytes) lies in the array. */
+/* Makes a HostView, which takes a share of the lease. [at, at + nbytes) is host memory of the
+ * array. */
 PyObject *py_host_view_new(struct lease_object *lease, uintptr_t at, uint64_t nbytes,
                            bool readonly);
 
 /* ---- Mark (mark.c) ---- */
 
-/* Brackets a call that starts work on the mark's stream, in which py_mark_record() comes after
- * the work, without the GIL, with the client entered. lists is a tuple of lists, into which the
- * mark goes. -1 with an exception set. */
+/* To be called before work is started on the mark's stream; py_mark_end() is called after it. In
+ * between, with the client entered and without the GIL, the caller enqueues the work and then
+ * calls py_mark_record(). lists is a tuple of lists to which the mark is appended. -1 with an
+ * exception set. */
 int py_mark_begin(PyObject *mark, PyObject *lists);
 int py_mark_record(PyObject *mark, struct caid_error *error);
-/* r: what py_mark_record() returned, or 1 where no work was started. */
+/* r: what py_mark_record() has returned, or 1 where no work was started. */
 void py_mark_end(PyObject *mark, int r);
 uint64_t py_mark_stream(PyObject *mark);
 bool py_mark_is_of(PyObject *op, const struct client_object *client);
@@ -437,26 +446,28 @@ PyObject *py_dlpack_import(PyObject *module, PyObject *capsule);
 
 /* ---- Arena (arena.c) ---- */
 
-/* The struct of an Arena that is open, which nobody ends from then on; the object itself may be
- * closed. NULL with TypeError or ClosedError set. */
+/* Gives the struct of an open Arena. From then on nothing ends the struct, though the Arena
+ * itself may be closed. NULL with TypeError or ClosedError set. */
 struct caid_arena *py_arena_pin(const struct module_state *state, PyObject *op);
 
 /* ---- the sync state of storages (sync.c) ---- */
 
 PyObject *py_sync_load(PyObject *module, PyObject *words);
-/* args: words, side, version. That side is modified, or, for side 0, both are equal up to that
- * version. */
+/* args: words, side, version. Records that this side was modified; with side 0, that both sides
+ * are equal up to this version. */
 PyObject *py_sync_change(PyObject *module, PyObject *args);
-/* The same, of a Stream and words that are in memory of a lease: when it has come to here. */
+/* The same in stream order: a driver callback changes the words when the Stream reaches this
+ * point. The words are in memory of a lease. */
 PyObject *py_sync_change_on(PyObject *stream, PyObject *args);
 
 /* ---- for PyTorch (torch.c) ---- */
 
-/* args: CUDA ordinal, Arena. */
+/* args: CUDA ordinal, Arena. From now on PyTorch allocates in that arena on that device. */
 PyObject *py_torch_set(PyObject *module, PyObject *args);
-/* Has an object live as long as the process, beyond the interpreter. */
+/* Keeps an object alive until the process exits: its reference is never dropped. */
 PyObject *py_torch_keep(PyObject *module, PyObject *op);
-/* What failed last, as an exception; None where nothing has since this was asked. */
+/* The error of the last allocation that failed, as an exception; None where none has failed
+ * since the previous call. */
 PyObject *py_torch_error(PyObject *module, PyObject *unused);
 
 /* ---- Watch (watch.c), HostMemory (host.c) ---- */

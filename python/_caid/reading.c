@@ -40,7 +40,7 @@ files_init(struct files *files, PyObject *paths, PyObject *fds, PyObject *stretc
     return PyObject_GetBuffer(control, &files->control, PyBUF_WRITABLE);
 }
 
-/* How many reads the stretches are; -1 where they lead out of what was given. */
+/* How many reads the stretches take; -1 where the stretches are no valid table. */
 static int64_t
 count_reads(const struct files *files, size_t n)
 {
@@ -62,7 +62,7 @@ py_client_read_files(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct client_object *self = py_client(op);
     __attribute__((cleanup(files_deinit))) struct files files = {0};
     PyObject *paths, *fds, *table, *shared;
-    struct caid_error told = {0};
+    struct caid_error error = {0};
     uint64_t stream;
     int32_t device;
     int64_t n_reads, file;
@@ -91,11 +91,11 @@ py_client_read_files(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct caid_client *c = py_client_enter(self);
     if (!c)
         return NULL;
-    WITHOUT_GIL(r = cuda_read(c, device, stream, &reading, &file, &told));
+    WITHOUT_GIL(r = cuda_read(c, device, stream, &reading, &file, &error));
     py_client_leave(self);
     if (r < 0 && file >= 0)
         return py_error_raise_code(self->state, CAID_ERR_SYSTEM, -r, "%S: %s",
                                    PyTuple_GET_ITEM(files.paths, (Py_ssize_t)file),
-                                   told.message);
-    return r < 0 ? py_error_raise(self->state, r, &told) : py_none(0);
+                                   error.message);
+    return r < 0 ? py_error_raise(self->state, r, &error) : py_none(0);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ctrl-C while libcaid waits: it asks py_interrupted() without the GIL, on the thread that waits.
- * Python's handlers run on the main thread alone, so that what one raises is kept for one thread:
- * until the call fails with CAID_ERR_INTERRUPTED, or, where it came to its end meanwhile, until the
- * interpreter's next look at what is pending.
+ * Ctrl-C while libcaid waits: libcaid calls py_interrupted() without the GIL, on the waiting
+ * thread. Python's signal handlers run on the main thread alone, so one exception at most is kept
+ * here. It is raised when the call fails with CAID_ERR_INTERRUPTED; where the call has succeeded
+ * instead, the interpreter raises it at its next pending call.
  */
 #include "module.h"
 
@@ -33,7 +33,7 @@ raise_later(void *unused)
     return py_interrupt_raise() ? -1 : 0;
 }
 
-/* With the GIL. What the thread had set before stays. */
+/* Runs the handlers; the caller has the GIL. The exception that was set before stays set. */
 static bool
 run_handlers(void)
 {

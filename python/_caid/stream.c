@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream: a CUDA stream, made by Client._stream_new() and destroyed at its end, or one of another
- * library that Client._stream_wrap() was given, which is left as it is. What of caid's waits on it,
- * and callbacks that are to come, outlive it: destroying a stream that has work lets that finish.
+ * Stream: a CUDA stream. Client._stream_new() creates one, which is destroyed at the object's end;
+ * Client._stream_wrap() wraps one of another library, which is not destroyed. Waits and callbacks
+ * that are on a destroyed stream still happen: the driver lets its work finish.
  */
 #include "handle.h"
 
@@ -13,7 +13,7 @@ PY_CAST(stream);
 
 /* ---- life ---- */
 
-/* There is nobody to raise to: what the context's end has left of a stream is gone. */
+/* Errors are dropped: a stream whose context has ended is gone with it. */
 static void
 stream_destroy(struct handle_object *self, struct caid_client *c)
 {
@@ -74,7 +74,7 @@ py_client_stream_wrap(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 typedef int stream_call(struct caid_client *client, uint64_t stream, int32_t device,
                         struct caid_error *error);
 
-/* -1 with an exception set, or what the call returned. */
+/* Returns what the call returned, or -1 with an exception set. */
 static int
 call(PyObject *op, stream_call *f)
 {
@@ -116,7 +116,7 @@ stream_add_callback(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return py_callback_add(stream(op), fn, arg);
 }
 
-/* For what uses it as long as it likes: undone by _release(). */
+/* Holds the stream for longer than a call, until _release(). */
 static PyObject *
 stream_hold(PyObject *op, PyObject *Py_UNUSED(unused))
 {

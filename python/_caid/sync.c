@@ -7,9 +7,9 @@
 #include "handle.h"
 
 struct change {
-    struct sync_words *words; /* on a stream: of a lease, whose end waits for what is there */
+    struct sync_words *words; /* of a stream's change: in a lease's memory, which outlives it */
     uint64_t version;
-    int side; /* is modified; SYNC_CLEAN: both are equal, up to the version */
+    int side; /* the side that was modified; SYNC_CLEAN: both sides are equal, up to the version */
 };
 
 static int
@@ -24,7 +24,7 @@ change_check(struct change *self, const Py_buffer *buffer)
     return -1;
 }
 
-/* Who has given the args keeps the words. */
+/* Reads the arguments. The caller keeps the words alive. */
 static int
 change_parse(struct change *self, PyObject *args)
 {
@@ -40,7 +40,7 @@ change_parse(struct change *self, PyObject *args)
     return r;
 }
 
-/* The state before, or -EBADMSG. */
+/* Makes the change. Returns the state before it, or -EBADMSG. */
 static int
 change_make(struct change *self)
 {
@@ -50,7 +50,7 @@ change_make(struct change *self)
     return SYNC_CLEAN;
 }
 
-/* (state, version), or what the words cannot be. */
+/* Gives (state, version), or raises CorruptError where the words are no sync state. */
 static PyObject *
 sync_build(PyObject *module, int state, const uint64_t *version)
 {
@@ -85,7 +85,8 @@ py_sync_change(PyObject *module, PyObject *args)
     return sync_build(module, change_make(&change), &change.version);
 }
 
-/* After a failure both sides are not known to be equal; that one was modified, it may be. */
+/* Runs on the driver's thread. Where the work has failed, "equal" is not recorded, but
+ * "modified" is, since the side may have been written. */
 static void
 change_arrived(int32_t status, void *userdata)
 {

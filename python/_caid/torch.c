@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two plain C functions that PyTorch's pluggable allocator is made of, exported from the
- * extension, and the table of the arenas behind them: one for each CUDA ordinal of the process.
+ * The two C functions of PyTorch's pluggable allocator, which the extension exports, and the table
+ * of their arenas: one for each CUDA ordinal of the process.
  *
  * PyTorch calls them from any thread, with the GIL or without it, while the interpreter ends and
- * after that, in a forked child, and when the client is closed: they touch nothing of Python's. An
- * entry of the table and its arena (py_arena_pin()) live as long as the process, for PyTorch may
- * free at any time what it once got there. A later entry for the same ordinal serves the
- * allocations from then on; each frees what came from it.
+ * after that, in a forked child, and when the client is closed: so they use nothing of Python's. An
+ * entry of the table and its arena (py_arena_pin()) live as long as the process, since PyTorch may
+ * free its memory at any time. A later entry for the same ordinal serves allocations from then on;
+ * memory is freed by the arena that it came from.
  */
 #include "arena.h"
 
@@ -29,7 +29,7 @@ struct failure {
 };
 
 static _Atomic(struct entry *) table;
-static _Atomic(struct failure *) last; /* that nobody has asked for yet */
+static _Atomic(struct failure *) last; /* what py_torch_error() returns next */
 
 /* ---- failures: the functions have no other way to tell of them ---- */
 
@@ -58,7 +58,7 @@ fail(enum caid_code code, int errnum, const char *format, ...)
 
 /* ---- allocating ---- */
 
-/* The next entry for an ordinal, from this one on. */
+/* The first entry for an ordinal, from this one on. */
 static struct entry *
 torch_find(struct entry *entry, int ordinal)
 {
@@ -67,8 +67,8 @@ torch_find(struct entry *entry, int ordinal)
     return entry;
 }
 
-/* As cudaMalloc(): NULL for no bytes, and where there are none, which PyTorch takes for "out of
- * memory". */
+/* As cudaMalloc(): NULL for 0 bytes, and where there is no memory, which PyTorch takes for "out
+ * of memory". */
 __attribute__((visibility("default"))) void *caid_torch_malloc(ssize_t size, int device,
                                                                void *stream);
 
@@ -102,8 +102,8 @@ caid_torch_malloc(ssize_t size, int device, void *stream)
 }
 
 /* Work that uses the memory may still run: the arena waits for it. The stream is that of the
- * allocation, and may be gone, so it is not asked; while PyTorch captures it gives nothing back, as
- * cudaFree() would end that. */
+ * allocation and may have been destroyed, so it is not used. PyTorch frees nothing while it
+ * captures a graph, since cudaFree() would end the capture. */
 __attribute__((visibility("default"))) void caid_torch_free(void *ptr, ssize_t size, int device,
                                                             void *stream);
 
@@ -163,7 +163,7 @@ py_torch_set(PyObject *module, PyObject *args)
 PyObject *
 py_torch_keep(PyObject *Py_UNUSED(module), PyObject *op)
 {
-    Py_INCREF(op); /* nobody gives it back */
+    Py_INCREF(op); /* never given back */
     Py_RETURN_NONE;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Waits that end when another thread closes what is waited for: they are cut into slices, between
- * which that is looked at. Ctrl-C ends a slice at once (signal.c).
+ * Waits that end when another thread closes the handle that is waited for. They are cut into
+ * slices, and the handle is looked at between two slices. Ctrl-C ends a slice at once (signal.c).
  */
 #include "handle.h"
 
@@ -39,7 +39,7 @@ py_timeout_get(PyObject *op, uint64_t *ret_ns)
         PyErr_Format(PyExc_ValueError, "timeout %R: seconds, 0 or more, or None", op);
         return -1;
     }
-    if (seconds < 1e9) /* thirty years; what is longer has no end */
+    if (seconds < 1e9) /* 30 years; a longer timeout is none */
         *ret_ns = (uint64_t)(seconds * (double)NS_PER_S);
     return 0;
 }

@@ -75,15 +75,15 @@ class Plugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         client, rpc, args = _default.default_client(), worker.rpc, worker.connection_args
-        get_data, told = worker.handlers["get_data"], args.get("handshake_overrides")
+        get_data, before = worker.handlers["get_data"], args.get("handshake_overrides")
         families = rpc.serializers, rpc.deserializers
         with contextlib.ExitStack() as undo:
             if self._cupy:
                 undo.callback(_allocate_in(client))
             undo.callback(worker.handlers.update, get_data=get_data)
             worker.handlers["get_data"] = _knowing_its_receiver(get_data)
-            undo.callback(args.update, handshake_overrides=told)
-            args["handshake_overrides"] = {**(told or {}), _FAMILY: _place(client)}
+            undo.callback(args.update, handshake_overrides=before)
+            args["handshake_overrides"] = {**(before or {}), _FAMILY: _place(client)}
             undo.callback(_set_families, rpc, *families)
             _set_families(rpc, *[[_FAMILY, *(families[0] or _serializers_of(worker.address))]] * 2)
             self._undo = undo.pop_all()
@@ -242,7 +242,7 @@ def _describe(array):
     f_order = array.is_f_contiguous() and not array.is_c_contiguous()
     return {
         "shape": array.shape,
-        "element": (element.told, element.itemsize, element.descr),
+        "element": (element.type_name, element.itemsize, element.descr),
         "order": "F" if f_order else "C",
     }
 

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 import caid
 
-# What does not go without saying: what the metric's kind is, and what it counts.
+# Help texts of metrics whose names do not say what they count.
 _HELP = {
     "requests_total": ("method", "Requests that were answered, and notifications"),
     "leases_total": ("kind", "Leases that were given: of arrays that were created, opened, sent and taken"),

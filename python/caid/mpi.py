@@ -86,15 +86,15 @@ def bcast_by_reference(
             else:
                 client = client or _default.default_client()
                 phase.value = place(client)
-        told = phase.values[root]
+        first = phase.values[root]
         machines = Machines(phase.values, root)
-        references = [told] * comm.size
+        references = [first] * comm.size
         if machines.several:
             with Phase(comm) as phase:
                 direct = is_cuda_aware(comm, cuda_aware)
                 if machines.leads(comm.rank):
-                    array = a if comm.rank == root else stack.enter_context(_like(told, client, pool, device))
-                    ordered = array.transpose(_order(told.strides)) if array.ndim else array
+                    array = a if comm.rank == root else stack.enter_context(_like(first, client, pool, device))
+                    ordered = array.transpose(_order(first.strides)) if array.ndim else array
                     lane = stack.enter_context(Lane(client, client._index_of(device), CHUNK))
                     phase.value = stack.enter_context(Reference(array))
             references = phase.values
@@ -104,7 +104,7 @@ def bcast_by_reference(
         with contextlib.ExitStack() as opened:
             with Phase(comm):
                 reference = references[machines.leader_of(comm.rank)]
-                got = a.view() if comm.rank == root else reference.open(client, told.mode)
+                got = a.view() if comm.rank == root else reference.open(client, first.mode)
                 opened.enter_context(got)
             opened.pop_all()
             return got
@@ -122,16 +122,16 @@ def place(at):
     return at.machine_id, at.daemon_id
 
 
-def _like(told, client, pool, device):
-    """An array as a reference tells, dense."""
-    order = _order(told.strides)
-    shape = [told.shape[axis] for axis in order]
-    with client.empty(shape, told._element(), pool=pool, device=device) as root:
+def _like(like, client, pool, device):
+    """A dense array of a reference's shape and type."""
+    order = _order(like.strides)
+    shape = [like.shape[axis] for axis in order]
+    with client.empty(shape, like._element(), pool=pool, device=device) as root:
         return root.transpose([order.index(axis) for axis in range(len(order))]) if order else root.view()
 
 
 def _order(strides):
-    """The dimensions, that of the largest steps first."""
+    """The axes, in the order of falling steps."""
     return sorted(range(len(strides)), key=lambda axis: -abs(strides[axis]))
 
 
@@ -163,28 +163,28 @@ class Phase:
         error, self._error = error or self._error, None
         data = None
         if error is None:
-            try:  # here: what fails in allgather() fails at this rank alone
+            try:  # here, since an error in allgather() would be this rank's alone
                 data = pickle.dumps(self.value)
             except Exception as e:
                 error = e
         text = None if error is None else f"{type(error).__name__}: {error}"
-        told = self._comm.allgather((text, data))
+        answers = self._comm.allgather((text, data))
         if error is not None:
             try:
                 raise error
             finally:
                 del error  # its traceback has this frame, and what the block's frames hold
-        for rank, (text, _) in enumerate(told):
+        for rank, (text, _) in enumerate(answers):
             if text is not None:
                 raise CancelledError(errno.ECANCELED, f"it failed at rank {rank}: {text}")
-        self.values = [pickle.loads(data) for _, data in told]
+        self.values = [pickle.loads(data) for _, data in answers]
 
 
 class Machines:
     """Which ranks are at one daemon, and who leads them: the first of them, and the root."""
 
-    def __init__(self, told: list, root: int):
-        self._places = [at if isinstance(at, tuple) else place(at) for at in told]
+    def __init__(self, places: list, root: int):
+        self._places = [at if isinstance(at, tuple) else place(at) for at in places]
         self._root, self._leaders = root, {self._places[root]: root}
         for rank, at in enumerate(self._places):
             self._leaders.setdefault(at, rank)
@@ -296,8 +296,8 @@ class Halo(Closing):
                 for axis in range(cart.ndim):
                     for end, rank in enumerate(cart.Shift(axis, 1)):
                         if rank != MPI.PROC_NULL:
-                            told = phase.values[cart.rank], phase.values[rank]
-                            self._sides.append(_Side(axis, end, rank, cart.ndim, *told))
+                            halves = phase.values[cart.rank], phase.values[rank]
+                            self._sides.append(_Side(axis, end, rank, cart.ndim, *halves))
                             self._sides[-1].open(stack, *box)
             self._stack = stack.pop_all()
 
@@ -364,7 +364,7 @@ class _Side:
             self._outbox.copy_from(mine[self._edge])
 
     def begin(self, cart, phase):
-        """The requests: with nothing in them they say that this side may be read, or has failed."""
+        """Begins MPI's requests. An empty message says that this side may be read, or has failed."""
         tag, inbox, outbox = 2 * self.axis, bytearray(self._nbytes), bytearray()
         with phase.trying():
             inbox, outbox = _sent(self._inbox), _sent(self._outbox)

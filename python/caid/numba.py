@@ -35,7 +35,7 @@ from ._session._default import _Default
 if TYPE_CHECKING:
     from ._memory._arena import Arena
 
-# Of the libraries, in the order in which they are looked for.
+# The libraries, in the order in which they are looked for.
 _DRIVERS = ("numba.cuda.cudadrv.driver", "numba_cuda_mlir.numba_cuda.cudadrv.driver")
 
 
@@ -52,7 +52,7 @@ _INVALID_VALUE, _OUT_OF_MEMORY = 1, 2  # of CUDA
 
 
 class _Library:
-    """What a manager needs of the library that its context is of: classes of its driver module."""
+    """The classes of a library's driver module that a manager needs; the library is that of its context."""
 
     def __init__(self, driver):
         if not hasattr(driver, "HostOnlyCUDAMemoryManager"):
@@ -88,7 +88,7 @@ def _library(name):
 
 
 def _library_of(context):
-    """That of a context; without one, that which the program has imported."""
+    """The library of a context; without a context the one that the program has imported."""
     if context is not None:
         return _library(context.__class__.__module__)
     return _library(min(_installed(), key=lambda name: name not in sys.modules))
@@ -111,7 +111,7 @@ class _Source:
     """A client of the daemon and its arena, for one device."""
 
     def __init__(self, ordinal, memory, pool, block_size):
-        self.client = _Default()  # nobody is to be warned when the process ends with it
+        self.client = _Default()  # ends with the process, without a warning
         self._held = None
         try:
             self.device = self.client._find_device(ordinal)
@@ -194,7 +194,7 @@ class Deallocations:
             self._settle()
 
     def _settle(self):
-        """Holds the source, or lets it go, as it is said now."""
+        """Holds or releases the source, as the deferral says now."""
         with self._lock:
             if self.source is None:
                 return
@@ -482,10 +482,10 @@ class _Described:
 
     @property
     def __cuda_array_interface__(self):
-        told = {**self.array.__cuda_array_interface__, "stream": None}
+        described = {**self.array.__cuda_array_interface__, "stream": None}
         if self.array.dtype.names:
-            told["descr"] = self.array.dtype.descr
-        return told
+            described["descr"] = self.array.dtype.descr
+        return described
 
 
 def _why_elsewhere(array):
@@ -525,7 +525,7 @@ def _checked_size(given, size):
 
 
 def _bytes_of(text):
-    """None for what is none."""
+    """Reads a size; None where the text is none."""
     digits, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS else (text, "")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 20:  # int() refuses thousands
         return None

@@ -84,7 +84,7 @@ class _Owner:
 
 
 class _Owned:
-    """What arrives as an array."""
+    """An object that is unpickled as an array."""
 
     def __init__(self, reference, owner):
         self._told = reference, owner
@@ -99,10 +99,10 @@ def _opened(reference, owner):
 
 @dataclass
 class _Told(TensorTransportMetadata):
-    """What receivers are sent."""
+    """The metadata that receivers are sent."""
 
     references: list[Reference] = field(default_factory=list)
-    actor: Any = None  # that has the arrays; None: a driver
+    actor: Any = None  # the actor that has the arrays; None: a driver
 
 
 class Transport(TensorTransportManager):
@@ -118,7 +118,7 @@ class Transport(TensorTransportManager):
 
     @staticmethod
     def can_abort_transport() -> bool:
-        return True  # who serves only copies
+        return True  # the sender only copies
 
     def actor_has_tensor_transport(self, actor: ray.actor.ActorHandle) -> bool:
         return True

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Events: a place in a stream, of this process or of another one. An event is the driver's, in the
- * primary context of a device, and holds the client, so that the context is there as long as it is;
- * or (CUDA_EVENT_OF_STREAM) in the context of the stream that it is first recorded on. No daemon is
- * asked.
+ * Events, of this process or of another one. An event belongs to the primary context of a device,
+ * and holds the client, so that the context lives as long as the event; or (CUDA_EVENT_OF_STREAM)
+ * to the context of the stream that it is first recorded on. No daemon is asked.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -25,7 +24,7 @@ struct cuda_event {
     int32_t device; /* index */
     uint32_t flags;
     CUcontext context;      /* set before event */
-    _Atomic(CUevent) event; /* NULL: it is to be made by the first record */
+    _Atomic(CUevent) event; /* NULL: the first record makes it */
     bool has_handle;        /* other processes can open it */
 };
 
@@ -109,7 +108,7 @@ event_begin(struct cuda_event *event, const uint8_t *handle, struct caid_error *
                       error);
 }
 
-/* handle NULL: a new one. */
+/* Makes an event; opens another process's, where a handle is given. */
 static int
 event_get(struct caid_client *client, struct cuda_event **ret, int32_t device, uint32_t flags,
           const uint8_t *handle, struct caid_error *error)
@@ -120,7 +119,7 @@ event_get(struct caid_client *client, struct cuda_event **ret, int32_t device, u
     if (!event)
         return fail_errno(error, ENOMEM, "no memory for an event");
     event->flags = flags;
-    int r = flags & CUDA_EVENT_OF_STREAM /* made later: is its device there? */
+    int r = flags & CUDA_EVENT_OF_STREAM /* made later: only the device is checked */
                 ? gpu_find_place(client, device, NULL, &place, error)
                 : event_begin(event, handle, error);
     if (r < 0)
@@ -152,14 +151,14 @@ cuda_event_open(struct caid_client *client, struct cuda_event **ret, int32_t dev
     return r < 0 ? r : event_get(client, ret, device, 0, handle, error);
 }
 
-/* What the driver has of it; NULL: it has not been recorded. */
+/* The driver's event; NULL where it was not recorded yet. */
 static CUevent
 event_get_made(const struct cuda_event *event)
 {
     return atomic_load_explicit(&event->event, memory_order_acquire);
 }
 
-/* Makes the context of an event that is there current, until gpu_pop(). */
+/* Makes the context of an event that exists current, until gpu_pop(). */
 static int
 event_push_context(const struct cuda_event *event, const struct drv **ret,
                    struct caid_error *error)
@@ -204,7 +203,8 @@ event_check(const struct cuda_event *event, struct caid_error *error)
                   : 0;
 }
 
-/* Checks, and makes the event's context current until gpu_pop(). *ret_made NULL: there is none. */
+/* Checks, and makes the event's context current until gpu_pop(). *ret_made is NULL, and no
+ * context current, where the event was not recorded yet. */
 static int
 event_push(const struct cuda_event *event, CUevent *ret_made, const struct drv **ret,
            struct caid_error *error)
@@ -216,8 +216,8 @@ event_push(const struct cuda_event *event, CUevent *ret_made, const struct drv *
     return *ret_made ? event_push_context(event, ret, error) : 0;
 }
 
-/* Checks, and makes the stream's context current until stream_leave(). What a captured stream
- * does with an event becomes a part of the graph: nobody else could wait for it. */
+/* Checks, and makes the stream's context current until stream_leave(). A stream that captures a
+ * graph is refused: its events are a part of the graph, and nobody else can wait for them. */
 static int
 event_enter(const struct cuda_event *event, uint64_t stream, struct stream *ret,
             struct caid_error *error)
@@ -235,7 +235,7 @@ event_leave(const struct cuda_event *event, const struct stream *stream, const c
     return r;
 }
 
-/* The event, made in the context of the stream where it was not before: once, by one thread. */
+/* Gives the event. The first thread that asks makes it, in the context of the stream. */
 static CUresult
 event_made_on(struct cuda_event *event, const struct stream *stream, CUevent *ret)
 {

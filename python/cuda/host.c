@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Page-locked host memory of this process: the driver's, at once, with nothing kept here. */
+/* Page-locked host memory of this process: each call goes to the driver, and no record is kept
+ * here. */
 #include "cuda/local.h"
 #include "session/client.h"
 
@@ -22,7 +23,7 @@ begin(struct caid_client *client, int32_t device, uint32_t flags, uint32_t known
     return r < 0 ? r : gpu_push(client, device, ret, error);
 }
 
-/* The device's address of what has just been made; ret may be NULL. */
+/* Gives the device address of memory that was just made; ret may be NULL. */
 static CUresult
 device_pointer(const struct drv *drv, void *ptr, uint32_t flags, uint64_t *ret)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A client of no daemon: its devices are all that the driver has. */
+/* A client without a daemon: its devices are all those of the driver. */
 #include "cuda/local.h"
 
 #include <errno.h>

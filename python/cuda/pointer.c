@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pointers of others' making: what the CUDA array interface hands over. */
+/* Pointers of other libraries, as the CUDA Array Interface gives them. */
 #include <inttypes.h>
 
 #include "cuda/local.h"
@@ -11,8 +11,8 @@ device_pointer(const struct drv *drv, uint64_t ptr, CUdeviceptr *ret)
     return drv->cu.cuPointerGetAttribute(ret, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, ptr);
 }
 
-/* The answer is for kernels of the current context; without one, or where that one cannot reach
- * the pointer, of the primary context of the pointer's device. */
+/* Asks for the address in the current context. Where there is none, or it cannot reach the
+ * pointer, asks in the primary context of the pointer's device. */
 static int
 resolve(struct caid_client *client, const struct drv *drv, uint64_t ptr, int32_t device,
         CUdeviceptr *ret, struct caid_error *error)
@@ -75,7 +75,7 @@ cuda_pointer_attribute(struct caid_client *client, uint64_t ptr, uint32_t attrib
         r = gpu_driver(client, &drv, error);
     if (r < 0)
         return r;
-    *ret = 0; /* some attributes have fewer bytes */
+    *ret = 0; /* an attribute may have fewer bytes */
     CUresult result = drv->cu.cuPointerGetAttribute(ret, (CUpointer_attribute)attribute, ptr);
     if (result == CUDA_ERROR_INVALID_VALUE)
         return 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files into a device's memory: a thread reads into one half of its page-locked memory while what
- * is in the other half is copied. Reading is a copy, too, of the processor's; several threads do
- * that, and take turns at one list.
+ * Reads files into a device's memory. Each thread reads into one half of its page-locked memory
+ * while the device copies the other half. Reading costs the CPU a copy, so several threads read,
+ * and take reads from one list.
  */
 #include <errno.h>
 #include <string.h>
@@ -18,7 +18,7 @@ struct reader {
     uint8_t *memory; /* two halves */
     CUstream stream;
     CUevent copied[2]; /* of each half */
-    const char *call;  /* that failed */
+    const char *call;  /* the driver call that failed */
 };
 
 static CUresult
@@ -33,8 +33,9 @@ failed(struct reader *r, const char *call, CUresult result)
 
 #define ROOM (2 * (size_t)CUDA_READ_SIZE)
 
-/* Huge pages, where there are some, and touched by this thread: page-locking them takes a fraction
- * of what it takes the driver to make as much, and one thread waits for another only for that. */
+/* Maps huge pages, where there are some, and touches them. Page-locking these takes a fraction
+ * of the time in which the driver allocates as much, and threads wait for each other only while
+ * they page-lock. */
 static CUresult
 make_room(struct reader *r)
 {
@@ -62,7 +63,7 @@ reader_init(struct reader *r)
     return result;
 }
 
-/* Waits for what is under way. Memory that is still page-locked is lost. */
+/* Waits for the copies under way. Memory that cannot be unlocked is not freed. */
 static CUresult
 reader_deinit(struct reader *r, CUresult result)
 {
@@ -77,7 +78,7 @@ reader_deinit(struct reader *r, CUresult result)
     return result;
 }
 
-/* -errno; -ENODATA: the file ends before. */
+/* Reads the whole range. -errno; -ENODATA where the file ends before. */
 static int
 read_all(int fd, uint8_t *to, size_t n, uint64_t offset)
 {
@@ -94,8 +95,8 @@ read_all(int fd, uint8_t *to, size_t n, uint64_t offset)
     return 0;
 }
 
-/* The next read that nobody has: its stretch, and what comes before it there. NULL: none, or it is
- * to stop. */
+/* Takes the next read from the list: gives its stretch, and its offset in that. NULL where no
+ * read is left, or the threads are to stop. */
 static const struct cuda_stretch *
 take(const struct cuda_reading *reading, uint64_t *ret_before)
 {
@@ -115,7 +116,7 @@ take(const struct cuda_reading *reading, uint64_t *ret_before)
     return &reading->stretches[low];
 }
 
-/* Returns -errno of what could not be read. */
+/* Returns -errno of the read that failed. */
 static int
 read_one(struct reader *r, const struct cuda_stretch *stretch, uint64_t before, int half,
          CUresult *result)
@@ -164,7 +165,7 @@ cuda_read(struct caid_client *client, int32_t device, uint64_t stream,
 
     *ret_file = -1;
     if (*reading->stop || *reading->next >= reading->n_reads)
-        return 0; /* of few reads, other threads have had them all */
+        return 0; /* there were few reads, and other threads have had them all */
     int e = gpu_push(client, device, &r.drv, error);
     if (e < 0)
         return e;

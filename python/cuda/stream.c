@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a stream is asked that no sharing needs. */
+/* Queries and callbacks of streams that only the Python package needs. */
 #include <errno.h>
 #include <stdlib.h>
 

@@ -103,7 +103,7 @@ def check(text, n_data):
     words = {told: word for word, told in _safetensors.TYPES.items()}
     found = {}
     for t in model.tensors.values():
-        word = words[t.element.told]
+        word = words[t.element.type_name]
         found[t.key] = word, tuple(in_file(word, t.shape)), t.nbytes
     assert sum(nbytes for *_, nbytes in found.values()) == n_data
     for text_of in (*found, *model.metadata, *model.metadata.values()):

@@ -77,7 +77,7 @@ def test_a_stream_that_was_told_lives_as_long_as_the_array(client, sevens, strea
         stream.hold_up()
         a.copy_from_host(sevens, stream=stream.number)
         assert exported(a[3:]) is not None
-        kept = weakref.ref(a._memory.pending.told)
+        kept = weakref.ref(a._memory.pending.exported)
         stream.gate.set()
         a.synchronize()
         gc.collect()
@@ -114,7 +114,7 @@ def test_arrays_share_the_stream_of_our_own(client, zeros, sevens, stream):
         stream.gate.set()
         b.synchronize()
     assert exported(zeros) is None
-    assert zeros._memory.pending.told is b._memory.pending.told
+    assert zeros._memory.pending.exported is b._memory.pending.exported
 
 
 def test_views_of_foreign_memory_share_what_is_pending(client, zeros, sevens, stream):

@@ -44,7 +44,7 @@ def raw(array):
 
 def found(opened):
     """As models.write() has them; the type as its NumPy or ml_dtypes name."""
-    told = {key: a._layout.element.told for key, a in opened.items()}
+    told = {key: a._layout.element.type_name for key, a in opened.items()}
     words = {typestr: word for word, typestr in {**NUMPY, **NAMED}.items()}
     return {key: (words[told[key]], a.shape, raw(a)) for key, a in opened.items()}
 
@@ -164,7 +164,7 @@ def test_what_lies_packed_stays_so(client, tmp_path, word):
     weights.load(path, "m", dtype="<f2", shard=(1, 2), client=client)
     with weights.open("m", client=client) as w:
         a = w["a.q_proj.weight"]
-        assert (a._layout.element.told, a.shape, a.itemsize, raw(a)) == (name, (2, 3), itemsize, some[6 * itemsize :])
+        assert (a._layout.element.type_name, a.shape, a.itemsize, raw(a)) == (name, (2, 3), itemsize, some[6 * itemsize :])
     weights.load(path, "m", client=client)
     weights.save("m", tmp_path / "saved", client=client)
     assert models.read(tmp_path / "saved") == (there, {})

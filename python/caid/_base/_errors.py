@@ -267,7 +267,7 @@ __all__ = [
 
 
 def make_error(code, errnum, message, cuda_result):
-    """The exception for what libcaid returned; the extension calls this."""
+    """The exception for an error of libcaid's. The extension calls this."""
     cls = CLASSES.get(code, Error)
     error = cls(errnum, message)
     if cls is Error:
@@ -277,7 +277,7 @@ def make_error(code, errnum, message, cuda_result):
     return error
 
 
-# What is found out on this side; CorruptError tells of what another user wrote. Each takes a message.
+# Errors that the package finds itself; each takes a message. CorruptError is about what another user wrote.
 invalid = functools.partial(InvalidError, errno.EINVAL)
 closed = functools.partial(ClosedError, errno.EBADF)
 unsupported = functools.partial(UnsupportedError, errno.ENOTSUP)

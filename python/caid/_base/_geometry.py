@@ -28,7 +28,7 @@ def f_strides(shape, itemsize):
 
 
 def is_contiguous(shape, strides, contiguous):
-    """Whether strides are the contiguous ones wherever a dimension is stepped along."""
+    """Whether strides are the contiguous ones; the step of a dimension of one element counts as any."""
     if 0 in shape:
         return True
     return all(n == 1 or s == c for n, s, c in zip(shape, strides, contiguous))
@@ -142,7 +142,7 @@ def transpose(shape, strides, axes):
 
 
 def squeeze(shape, strides, axis):
-    """The dimensions without those of extent 1, or without these of them."""
+    """The dimensions without those of extent 1, or without the given axes, whose extents have to be 1."""
     ndim = len(shape)
     if axis is None:
         gone = [i for i in range(ndim) if shape[i] == 1]
@@ -157,7 +157,7 @@ def squeeze(shape, strides, axis):
 
 
 def swapped(a, b, ndim):
-    """The axes, two of them swapped."""
+    """All axes in order, but with two of them swapped."""
     axes = list(range(ndim))
     a, b = _axis(a, ndim), _axis(b, ndim)
     axes[a], axes[b] = b, a
@@ -200,8 +200,8 @@ def fill_in(new_shape, n):
 
 
 def reshape(shape, strides, itemsize, new_shape, order="C"):
-    """Strides that show the same elements, in that order, in another shape; None where no strides
-    do, so that it takes a copy."""
+    """The strides by which the same elements, in that order, have another shape; None where no strides do,
+    and only a copy would."""
     if order == "F":
         strides = reshape(shape[::-1], strides[::-1], itemsize, new_shape[::-1])
         return strides and strides[::-1]

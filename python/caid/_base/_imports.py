@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be done for another module, as soon as somebody imports that."""
+"""Hooks that run when another module is imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 
 class _WhenImported:
-    """A finder, as of sys.meta_path."""
+    """A finder of sys.meta_path that finds one module, and calls a function after it was imported."""
 
     def __init__(self, name, register):
         self.name, self.register = name, register
@@ -33,7 +33,8 @@ class _WhenImported:
 
 
 def when_imported(name: str, register: Callable[[Any], None]) -> None:
-    """Calls `register` with the module: now, where it has been imported."""
+    """Calls `register` with the module of that name: at once where it was imported already, else after its
+    import."""
     if name in sys.modules:
         register(sys.modules[name])
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the classes of things that end by ``close()`` have in common."""
+"""Base classes of objects that end by ``close()``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def attributes(cls: _Class) -> _Class:
-    """A decorator of classes: their properties, those of a base in C among them, raise AttributeErrors alone."""
+    """A decorator of classes: properties, also those of a base in C, raise UnavailableError, an
+    AttributeError, in place of any other error."""
     for name in dir(cls):
         if name.startswith("_") and not name.endswith("_interface__"):
             continue
@@ -42,7 +43,8 @@ def _attribute_of(get):
 
 
 def attribute(thing: Any, name: str) -> Any:
-    """What an attribute tells, for a method: the error itself where it is unavailable, None where there is none."""
+    """An attribute's value, for use in a method: raises the error behind an UnavailableError; None where
+    there is no such attribute."""
     try:
         return getattr(thing, name)
     except UnavailableError as e:
@@ -52,7 +54,8 @@ def attribute(thing: Any, name: str) -> Any:
 
 
 class OfProcess:
-    """Made by others, and by these alone; of one process."""
+    """An object of one process, which other classes' methods make: it is not constructed, copied or
+    pickled."""
 
     __slots__ = ()
 
@@ -80,7 +83,7 @@ class Closing:
 
 
 class NotCompared:
-    """Of elements that nothing is computed with: whether others are equal is not answered."""
+    """An object of elements that are not compared: `==` raises, but for the object itself and None."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -93,7 +96,7 @@ class NotCompared:
 
 
 class Named(OfProcess, Closing):
-    """Made for a name; to be closed: one that is collected before warns."""
+    """An object that belongs to a name and has to be closed: one that is collected without that warns."""
 
     __slots__ = ()
 

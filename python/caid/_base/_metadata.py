@@ -8,7 +8,7 @@ from ._errors import invalid
 
 
 def encode(value):
-    """JSON text; None of None, which stands for no metadata.
+    """The JSON text of a value; None for None, which stands for no metadata.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def _dump(value):
 
 
 def _misfit(value, at, why):
-    """(where, why) of the innermost part that JSON has not."""
+    """(path, error) of the innermost part that JSON cannot represent."""
     parts = ()
     if isinstance(value, dict):
         parts = value.items()
@@ -49,8 +49,8 @@ def _misfit(value, at, why):
 
 
 def decode(text):
-    """A fresh object each time. Text that is no JSON (a program in C may have put it there) is
-    given as it is."""
+    """The value of a JSON text, a new object each time. Text that is no JSON, which a program in C may have
+    written, is returned as it is."""
     if text is None:
         return None
     try:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Without a GPU: what the host does with device memory by mistake, and what a GPU would refuse."""
+"""Strict device memory of the software driver: the host's access to it is refused, as a GPU's memory refuses
+it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from .. import _caid
 
 
 def is_asked() -> bool:
-    """Whether the environment wants it of new clients."""
+    """Whether the environment asks for it, for new clients."""
     return os.environ.get("CAID_SOFTCUDA_STRICT", "") not in ("", "0")
 
 

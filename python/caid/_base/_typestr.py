@@ -66,7 +66,7 @@ class Element(NamedTuple):
     name: Optional[str] = None  # of a type that has no typestr of its own
 
     @property
-    def told(self):
+    def type_name(self):
         """What the daemon knows it by."""
         return self.name or self.typestr
 
@@ -78,7 +78,7 @@ def element_of(typestr, itemsize, descr):
     return named(typestr) or _checked(Element(typestr, itemsize, descr))
 
 
-def is_told(typestr, itemsize, descr):
+def is_type(typestr, itemsize, descr):
     """Whether it is what element_of() takes, of a type that arrays can have."""
     if type(itemsize) is not int:  # 4.0 would be taken for 4 by its cache
         return False
@@ -230,7 +230,7 @@ def field(element, names):
     """
     dtype = to_numpy(element)
     if dtype.names is None:
-        raise IndexError(f"field {names!r}: the type is {element.told}, no record")
+        raise IndexError(f"field {names!r}: the type is {element.type_name}, no record")
     try:
         part = dtype[names]
     except KeyError:

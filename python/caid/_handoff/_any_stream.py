@@ -43,7 +43,8 @@ def handle(stream):
 
 
 class OfThread:
-    """2 of the thread that makes this: no other thread can name that stream."""
+    """The per-thread default stream (2) of the thread that makes this. No other thread can name that
+    stream."""
 
     __slots__ = ("thread",)
 
@@ -59,13 +60,13 @@ class OfThread:
 
 
 def of_now(stream):
-    """A stream for later: 2 is that of this thread."""
+    """A stream as it is kept for later use: 2 becomes the per-thread stream of this thread."""
     return OfThread() if stream is not None and handle(stream) == PER_THREAD else stream
 
 
 class Bound:
-    """The stream on which the data of arrays is being made. If it is `kept`, it is there as long as
-    one of them is: one of caid's does not end before, even if it is closed."""
+    """The stream that arrays are bound to: their data is made on it. `kept` says that it exists as long as
+    this object: caid's own streams are held, so that closing one does not end it."""
 
     __slots__ = ("stream", "kept", "_release", "__weakref__")
 
@@ -83,25 +84,25 @@ class Bound:
 
 
 def live(stream):
-    """An array's stream as it can be used here and now. None where nothing can be waited for on it
-    any more, and in threads that cannot name it. Of one that was closed and is held, the number."""
+    """An array's stream as this thread can use it now. None where the stream has ended, and in threads that
+    cannot name it. A stream that was closed and is held is given by its number."""
     if isinstance(stream, Bound):
         stream = stream.stream
     if isinstance(stream, OfThread):
         return stream if stream.is_here else None
-    ended = getattr(stream, "_ended", None)  # only caid's know
+    ended = getattr(stream, "_ended", None)  # caid's own streams have this
     if ended is None or not stream.closed:
         return stream
     return None if ended else stream._number
 
 
 def is_default(stream):
-    """Whether it is Numba's default, 0 or None."""
+    """Whether a stream is Numba's default, 0 or None."""
     return stream is None or (isinstance(stream, int) and stream == 0)
 
 
 def numba_handle(stream):
-    """The same, where Numba's default is the legacy default stream."""
+    """The number of a stream; Numba's default is the legacy default stream."""
     return LEGACY if is_default(stream) else handle(stream)
 
 
@@ -114,8 +115,8 @@ def owner(stream):
     return None if hasattr(stream, "__index__") else stream
 
 
-# What their libraries mean by 0: the legacy default stream, or the per-thread one where this is set.
-# "cuda" has NVIDIA's bindings, which say it for all Numbas whose handles are theirs.
+# Which stream each library means by 0: the legacy default stream, or the per-thread one where this variable
+# is set. "cuda" is NVIDIA's bindings: their variable holds for every Numba whose handles are theirs.
 _DEFAULTS = {
     "torch": None,
     "cupy": "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM",
@@ -131,7 +132,7 @@ def _maker(made):
 
 
 def _default(stream):
-    """The number of a library's own default stream; 0 for what is none."""
+    """The number of a library's default stream; 0 for an object that is none."""
     library = _maker(stream)
     if library not in _DEFAULTS:
         return 0

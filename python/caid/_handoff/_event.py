@@ -8,6 +8,7 @@ from typing import Any
 from .. import _caid
 from .._base._driver import driver_client
 from .._base._lifetime import OfProcess, attributes
+from .._caid import Client
 from . import _any_stream, _pending
 
 _IPC, _BLOCKING_SYNC, _TIMING = 1, 2, 8  # enum cuda_event_flags
@@ -37,7 +38,7 @@ class Event(OfProcess, _caid.Event):
 
     @classmethod
     def from_ipc_handle(
-        cls, handle: bytes, client: _caid.Client | None = None, device: int | str = 0
+        cls, handle: bytes, client: Client | None = None, device: int | str = 0
     ) -> Event:
         """An event of another process of the same uid.
 

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that this process has started by caid on a memory, and that may not be done yet:
-asynchronous copies, and brackets that have ended; what consumers have enqueued on the stream that
-they were told; and what is on streams that arrays are bound to (Array.bind()).
+"""Work on a memory that this process has started and that may not be done yet: asynchronous copies by caid,
+brackets that have ended, what consumers have enqueued on an exported stream, and what is on streams that
+arrays are bound to (Array.bind()).
 
 Each piece is a ``_caid.Mark``, an event on the stream that the work is on. What is enqueued elsewhere,
 or through a pointer, is not known here.
 
-The stream that consumers are told is one of caid's own, which waits for the work: nobody else ends it,
-and what is on it is what was waited for, or a consumer's. It and those that arrays are bound to are
-looked at again at each later use.
+The exported stream, the one that consumers are told, is caid's own and waits for the work. Nobody else ends
+it. It and the streams that arrays are bound to have no marks: they are looked at anew at each later use.
 
 The marks of a memory are kept with it, in its attribute ``pending``; those of copies that use
 memory of the host are kept here besides, with that memory, as long as the copy may run: arrays and
@@ -31,24 +30,24 @@ from . import _any_stream
 _NON_BLOCKING = 1  # enum caid_stream_flags
 _FEW = 16  # marks that are not worth looking through
 _PAUSES_S = (0.0001, 0.01)  # between looks at a mark that is waited for: at first, at most
-_LEAVE_S = 60  # that a process waits at its end
+_LEAVE_S = 60  # that a process waits for its work at its end
 
 
 class Marks:
-    """Marks in the order of the work. Any thread appends and removes, without a lock, one mark at a
-    time: a lock could be left behind by an exception of a signal handler."""
+    """Marks in the order of the work. Any thread appends and removes one mark at a time, without a lock: an
+    exception of a signal handler could leave a lock taken."""
 
-    __slots__ = ("list", "_many", "told", "bound")
+    __slots__ = ("list", "_many", "exported", "bound")
 
     def __init__(self):
         self.list = []
         self._many = _FEW
-        self.told = None  # the Stream that consumers were told, to live as long as the memory
+        self.exported = None  # the exported Stream, kept as long as the memory
         self.bound = []  # the Bound of arrays, by weak references
 
     def tidy(self):
-        """Drops marks that have passed: without going through all each time, yet never leaving
-        more than twice of those that have not."""
+        """Drops marks that have passed. It does not look through all each time, yet there are never more than
+        twice as many marks as have not passed."""
         if len(self.list) >= self._many:
             self.sweep()
             self._many = max(_FEW, 2 * len(self.list))
@@ -61,12 +60,12 @@ class Marks:
 
     def _drop(self, marks):
         for mark in marks:
-            with contextlib.suppress(ValueError):  # another thread was quicker
+            with contextlib.suppress(ValueError):  # another thread has removed it
                 self.list.remove(mark)
 
     def unfinished(self):
-        """The last mark of each stream that is not done. Of streams of which one cannot be told from
-        another, all marks."""
+        """The last mark of each stream whose work is not done; all marks of streams that cannot be told
+        apart."""
         self.sweep()
         last, streams = [], set()
         for mark in reversed(self.list[:]):
@@ -77,18 +76,18 @@ class Marks:
         return last
 
     def is_all_on(self, identity):
-        """Whether there is no work but on the stream of this identity, which is not asked."""
-        if identity is None or self.told is not None or self.bound:
+        """Whether all work is on the stream of this identity. The driver is not asked."""
+        if identity is None or self.exported is not None or self.bound:
             return False
         return all(_identity(mark.number, mark.stream) == identity for mark in self.list[:])
 
     def is_all_of(self, seen):
-        """Whether there is no work but that of these marks."""
-        return self.told is None and not self.bound and seen.issuperset(self.list)
+        """Whether all work is that of these marks."""
+        return self.exported is None and not self.bound and seen.issuperset(self.list)
 
     def streams(self):
-        """Those on which there may be work that has no mark."""
-        streams = [self.told, *(bound() for bound in self.bound[:])]
+        """The streams on which there may be work without a mark."""
+        streams = [self.exported, *(bound() for bound in self.bound[:])]
         return [stream for stream in map(_any_stream.live, streams) if stream is not None]
 
 
@@ -97,17 +96,17 @@ def _is_done(mark):
 
 
 def _identity(number, owner):
-    """What tells a stream from all others while its object is alive, or None: handles are used
-    again, 1 is another stream in each context, 2 also in each thread."""
+    """What identifies a stream as long as its object is alive, or None where nothing does: handles are
+    reused, 1 is another stream in each context, and 2 in each thread, too."""
     if owner is None or number in (_any_stream.LEGACY, _any_stream.PER_THREAD):
         return None
     return id(owner), number
 
 
 _kept = Marks()  # of copies that use memory of the host
-_sent = Marks()  # of what receivers of arrays wait for
+_sent = Marks()  # of work that receivers of arrays wait for
 for _marks in _kept, _sent:
-    os.register_at_fork(after_in_child=_marks.__init__)  # nothing of a child's is under way
+    os.register_at_fork(after_in_child=_marks.__init__)  # a forked child has no work under way
 
 
 def _of(memory):
@@ -116,7 +115,7 @@ def _of(memory):
 
 
 def _unfinished(memory, but=None):
-    """Marks for all that is not done; not for what is on the stream of that number alone."""
+    """Marks for all work that is not done, but for what is on the stream of the number `but`."""
     if memory.pending is None:
         return ()
     marks = memory.pending.unfinished()
@@ -128,8 +127,8 @@ def _unfinished(memory, but=None):
 
 
 def _here(memory, stream):
-    """A mark for all that is on a stream by now, where anything is."""
-    if getattr(stream, "_query", bool)():  # of caid's, which are asked for less
+    """(a mark for all that is on a stream by now), or () where nothing is."""
+    if getattr(stream, "_query", bool)():  # caid's own streams, to ask which costs less
         return ()
     here = mark(memory.client, max(memory.mapped_device, 0), stream)
     here.record(())
@@ -140,13 +139,13 @@ def _here(memory, stream):
 
 
 def mark(client, device, stream, keep=None):
-    """A mark for work that is about to be enqueued on a stream, and what keeps its memory."""
+    """A mark for work that is about to be enqueued on a stream. It keeps `keep` until the work is done."""
     number = _any_stream.handle(stream)
     return client._mark(device, number, _any_stream.owner(stream), keep)
 
 
 def lists(memories, *, keeps):
-    """Where a mark goes: to each memory, and to those kept here where it keeps something."""
+    """The lists that a mark goes to: that of each memory, and _kept where the mark keeps something."""
     marks = [_of(memory) for memory in memories]
     if keeps:
         marks.append(_kept)
@@ -156,13 +155,13 @@ def lists(memories, *, keeps):
 
 
 def bind(memory, bound):
-    """What is on a stream is work on a memory, as long as somebody has the Bound."""
+    """Counts what is on a stream as work on a memory, as long as somebody has the Bound."""
     known = _of(memory).bound
     known.append(ref(bound, known.remove))
 
 
 def note(memories, stream):
-    """Work on these memories has been enqueued on a stream: up to here."""
+    """Notes that work on these memories has been enqueued on a stream, by now."""
     memories = [memory for memory in memories if memory.client is not None]
     if memories:
         client, device = memories[0].client, max(memories[0].mapped_device, 0)
@@ -179,7 +178,7 @@ def order(memory, stream):
 
 
 def order_all(memories, stream):
-    """The same, of several memories, which may share marks."""
+    """order() for several memories, which may share marks."""
     number = _any_stream.handle(stream)
     own = _identity(number, _any_stream.owner(stream))
     seen = set()
@@ -213,7 +212,7 @@ def stream_for(memory):
     if own is None:
         return None
     order(memory, own)
-    memory.pending.told = own
+    memory.pending.exported = own
     return _any_stream.handle(own)
 
 
@@ -226,19 +225,19 @@ _own_streams: WeakValueDictionary = WeakValueDictionary()  # (id of client, devi
 
 
 def own_stream(memory):
-    """Of caid's own, on the memory's device."""
+    """A Stream of caid's own on the memory's device."""
     client, device = memory.client, max(memory.mapped_device, 0)
     own = _own_streams.get((id(client), device))
     if own is None or own.closed:
-        # It keeps its client, whose id is nobody else's meanwhile. Of two threads each may make one.
+        # The stream keeps its client, so that no other client has its id. Two threads may each make a stream.
         own = client._stream_new(device, _NON_BLOCKING)
         _own_streams[id(client), device] = own
     return own
 
 
 def send(memory, stream):
-    """Who is sent the memory comes after what is on the stream, which is done before the process ends: else it
-    would be abandoned. A client that is closed waits for all work."""
+    """Notes work that the receiver of a memory comes after: the process waits for it before it ends, or else
+    the array would be abandoned. A client that is closed waits for all work itself."""
     _sent.tidy()
     _sent.list += _here(memory, stream)
 
@@ -247,7 +246,7 @@ def send(memory, stream):
 
 
 def release():
-    """Lets go of the host's memory that copies have passed, and of clients that have sent something."""
+    """Drops the host memory of copies that are done, and the marks of what was sent."""
     _kept.sweep()
     _sent.sweep()
 
@@ -263,15 +262,17 @@ def finish(client):
 
 @atexit.register
 def leave():
-    """Waits for what the process has sent. Not without end: somebody who is stopped may be in the way."""
+    """Waits for the work that goes with what the process has sent, for _LEAVE_S at most: another process,
+    which may be stopped, can be in its way."""
     deadline = time.monotonic() + _LEAVE_S
     for each in tuple(_sent.list):
         _poll(each, deadline)
 
 
 def leave_with(util):
-    """The same in multiprocessing's processes, which know no atexit, nor what was registered before they began:
-    when the threads of queues, which pickle, have ended (their priority is -5)."""
+    """Registers leave() in multiprocessing's processes, which run no atexit and forget what was registered
+    before they began. It runs after the threads of queues, which pickle, have ended (their priority is
+    -5)."""
 
     def register(util):
         util.Finalize(None, leave, exitpriority=-10)
@@ -281,7 +282,7 @@ def leave_with(util):
 
 
 def _poll(mark, deadline=float("inf")):
-    """By looking: a wait in the driver is not interrupted."""
+    """Waits by polling, since Ctrl-C does not interrupt a wait in the driver."""
     pause, longest = _PAUSES_S
     while not mark.done and time.monotonic() < deadline:
         time.sleep(pause)

@@ -12,6 +12,7 @@ from .. import _caid
 from .._base._driver import driver_client
 from .._base._errors import ClosedError, Error, ErrorCode, make_error
 from .._base._lifetime import Closing, OfProcess, attributes
+from .._caid import Client
 from . import _any_stream, _pending
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ class Stream(OfProcess, Closing, _caid.Stream):
     __slots__ = ("_wrapped", "__weakref__")
     _comes_from = "Client.stream() or Stream.from_handle()"
 
-    _wrapped: Any  # what it was made from; None: it was created; not set: for the package itself
+    _wrapped: Any  # the object that it was made from; None: caid created it; not set: one of the package's own
 
     @classmethod
     def from_handle(
-        cls, handle: Any, client: _caid.Client | None = None, device: int | str = 0
+        cls, handle: Any, client: Client | None = None, device: int | str = 0
     ) -> Stream:
         """A Stream for one that is there. It is not destroyed.
 
@@ -210,7 +211,7 @@ def create(client, device, non_blocking, priority):
 
 
 def of(stream, client, device):
-    """A Stream for anything that is one; None for None, which is the host."""
+    """A Stream for any stream object or number; None for None, which is the host."""
     if stream is None or isinstance(stream, Stream):
         return stream
     return _made(client._stream_wrap(_any_stream.handle(stream), device), stream)
@@ -220,20 +221,20 @@ def of(stream, client, device):
 
 
 def _tell(stream, status, waiting):
-    """In the driver's thread."""
+    """Runs on the driver's thread: has the event loop resolve the future."""
     loop, future = waiting
     with contextlib.suppress(RuntimeError):  # the loop has been closed
         loop.call_soon_threadsafe(_resolve, stream, status, future)
 
 
 def _resolve(stream, status, future):
-    """In the loop's."""
+    """Runs on the event loop's thread."""
     if future.done():  # cancelled
         return
     try:
         if status:
             raise make_error(ErrorCode.DRIVER, errno.EIO, f"{stream!r}: CUresult {status}", status)
-        with contextlib.suppress(ClosedError):  # closed meanwhile: its work is done
+        with contextlib.suppress(ClosedError):  # the stream was closed meanwhile: its work is done
             stream.check()
     except Error as e:
         future.set_exception(e)

@@ -112,7 +112,7 @@ class Timeline(Named, _caid.Timeline):
 
 
 def _number(stream):
-    """0 is the host's for libcaid, and ambiguous for everybody else."""
+    """The number of a stream, or 0 for None: to libcaid 0 is the host, as a stream's number it is refused."""
     return 0 if stream is None else _any_stream.handle(stream)
 
 

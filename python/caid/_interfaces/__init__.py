@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is built on clients: functions by Numba's names, references, adapters of allocators."""
+"""Interfaces on top of clients: functions by Numba's names, references, adapters of allocators."""

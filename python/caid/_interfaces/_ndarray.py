@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy arrays whose memory a device reaches. Imports NumPy: to be imported when first used."""
+"""NumPy arrays whose memory a device reaches. This module imports NumPy, so it is imported on first use."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def over(buffer, shape, dtype, strides, order):
 
 
 def reachable(array, nbytes, device_ptr, stream):
-    """The same array, known to be reached by a device from its first byte on, and what is on a
-    stream to be work on it."""
+    """A DeviceReachable over an array whose memory a device reaches at `device_ptr`. What is on the stream
+    counts as work on it."""
     seen = array.view(DeviceReachable)
     seen._reach = (array.__array_interface__["data"][0], nbytes, device_ptr)
     seen._bound = None if _any_stream.is_default(stream) else _any_stream.Bound(stream)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions by the names and arguments that users of ``numba.cuda`` know.
 
-They take two keywords more:
+They take two more keywords:
 
 client : Client, optional
-    Without it :func:`caid.default_client`; functions that no daemon is wanted for (memory of this
-    process alone) use this process's driver (``CAID_CUDA_DRIVER``).
+    Without it :func:`caid.default_client`; functions that need no daemon (memory of this process alone) use
+    this process's driver (``CAID_CUDA_DRIVER``).
 device : int or str
     Index or UUID of the device; Numba has its current context's.
 
@@ -91,9 +91,9 @@ def _layout(shape, dtype, strides, order):
 
 
 def _driver(client, device):
-    """(client of the driver alone, ordinal): where memory of this process is made."""
+    """(client of the driver alone, CUDA ordinal): on which memory of this process is made."""
     local = driver_client(client)
-    if client is not None:  # its indices are the daemon's
+    if client is not None:  # `device` is an index of the daemon's
         device = client._uuid_of(device)
     if not isinstance(device, str):
         return local, device
@@ -427,8 +427,8 @@ def _map(stack, array, stream, client, device):
 
 
 def _lock(stack, array, flags, client, device):
-    """(start, its device address or 0) of an array's memory, page-locked until the stack is
-    unwound. Nothing is done for an array of no bytes."""
+    """Page-locks an array's memory until the stack is unwound; does nothing for an array of no bytes. Gives
+    (start, device address or 0)."""
     np = _typestr.numpy()
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{type(array).__name__}: a numpy.ndarray is needed")

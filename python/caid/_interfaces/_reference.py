@@ -84,7 +84,7 @@ class Reference(Closing):
         "mode",
         "shape",
         "strides",
-        "_told",
+        "_type",
         "_start",
         "_ticket",
         "_once",
@@ -100,7 +100,7 @@ class Reference(Closing):
     mode: Literal["r", "rw"]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    _told: tuple  # of the type: what element_of() takes
+    _type: tuple  # of the type: what element_of() takes
     _start: int | None  # bytes from the array that is opened to this one, a part of it; None: the same
     _ticket: bytes | None
     _once: bool  # the ticket is for one
@@ -130,7 +130,7 @@ class Reference(Closing):
         return _geometry.size(self.shape) * self._element().itemsize
 
     def _element(self):
-        return _typestr.element_of(*self._told)
+        return _typestr.element_of(*self._type)
 
     def here(self, client: Client | None = None) -> bool:
         """Whether the array is at the daemon of this client, or of one that this process has: then it
@@ -216,9 +216,9 @@ class Reference(Closing):
         return None if len(self.shape) == len(self.strides) else "strides"
 
     def _whole(self, array):
-        told = array._layout
-        same = (self.shape, self._element()) == (told.shape, told.element)
-        if not same or not _geometry.is_contiguous(self.shape, self.strides, told.strides):
+        layout = array._layout
+        same = (self.shape, self._element()) == (layout.shape, layout.element)
+        if not same or not _geometry.is_contiguous(self.shape, self.strides, layout.strides):
             raise corrupt(f"{self!r} is not to what is there: {array!r}")
         return array
 
@@ -269,7 +269,7 @@ class Reference(Closing):
         if flaw is not None:
             return f"<caid.Reference: its {flaw} cannot be>"
         name = "" if self.name is None else f" {self.name!r}"
-        typestr = self._told[0]
+        typestr = self._type[0]
         return f"<caid.Reference{name} {self.shape} {typestr!r} at daemon {self.daemon_id or 'unknown'}>"
 
 
@@ -299,7 +299,7 @@ _FIELDS = {
     "mode": lambda x: x in ("r", "rw"),
     "shape": lambda x: _are_ints(x, 0),
     "strides": _are_ints,
-    "_told": lambda x: type(x) is tuple and len(x) == 3 and _typestr.is_told(*x),
+    "_type": lambda x: type(x) is tuple and len(x) == 3 and _typestr.is_type(*x),
     "_start": lambda x: x is None or _is_int(x),
     "_ticket": lambda x: x is None or (type(x) is bytes and len(x) == _TICKET_SIZE),
     "_once": lambda x: type(x) is bool,
@@ -380,8 +380,8 @@ def _open_at(socket, reference):
 
 
 def _without_memory(reference, error, sent):
-    told = reference if reference._flaw() is None else _NOTHING
-    return _missing(told, error, sent)
+    believed = reference if reference._flaw() is None else _NOTHING
+    return _missing(believed, error, sent)
 
 
 def _is_missing(x):
@@ -394,7 +394,7 @@ def _by_name(array):
     if memory.pool is None or memory.name is None:
         why = _ELSEWHERE if memory.pool is None else _NAMELESS
         raise TypeError(f"a caid.Array cannot be pickled: {why}")
-    return _made(*_told(array, memory.client), None, True, False)
+    return _made(*_fields_of(array, memory.client), None, True, False)
 
 
 def _with_ticket(x, once):
@@ -410,11 +410,11 @@ def _with_ticket(x, once):
         if arena is None:
             raise TypeError(f"a caid.{type(x).__name__} cannot be sent: {_ELSEWHERE}")
         client, send, follows = arena._client, functools.partial(arena._send, x, None, not once), False
-    told = _told(x, client)
-    return (*told, send(), once, follows), client
+    fields = _fields_of(x, client)
+    return (*fields, send(), once, follows), client
 
 
-def _told(x, client):
+def _fields_of(x, client):
     """What a reference says of an array, or of an Allocation."""
     name, start = (None, None, 0), None
     if isinstance(x, Array) and x._memory.pool is not None:
@@ -429,8 +429,8 @@ def _type_of(x):
     if not isinstance(x, Array):
         return "rw", (x.nbytes,), (1,), ("|u1", 1, None)
     layout, element = x._layout, x._layout.element
-    told = element.told, element.itemsize, element.descr
-    return "r" if layout.readonly else "rw", layout.shape, layout.strides, told
+    of_type = element.type_name, element.itemsize, element.descr
+    return "r" if layout.readonly else "rw", layout.shape, layout.strides, of_type
 
 
 def _follows(array):

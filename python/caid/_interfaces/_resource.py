@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What caid.cupy, caid.cuda_core and caid.rmm share: an arena of a device as a library allocates in it."""
+"""The common part of caid.cupy, caid.cuda_core and caid.rmm: an arena of a device, in which a library
+allocates."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from .._session._client import Client
 
 
 def client_of(client: Client | None, options: dict) -> Client:
-    """The client, or the default one. What it cannot allocate is refused now rather than by the first
-    array."""
+    """The client, or the default one. Memory that it cannot have is refused now, not at the first
+    allocation."""
     client = client or _default.default_client()
     client.empty(0, "|u1", memory=options["memory"], pool=options["pool"]).close()
     return client
@@ -29,7 +30,7 @@ def arena_on(client: Client, ordinal: int, current_stream: Any, options: dict) -
 
 
 class _Here(threading.local):
-    """The stream that the calling thread allocates or frees on; 0: none is known."""
+    """The stream on which the calling thread allocates or frees; 0 where none is known."""
 
     ptr = 0
 
@@ -37,13 +38,12 @@ class _Here(threading.local):
 def _number(stream):
     try:
         return 0 if stream is None else _any_stream.handle(stream)
-    except (TypeError, ValueError):  # it tells none, or one that may be either default
+    except (TypeError, ValueError):  # no stream, or 0, which is ambiguous
         return 0
 
 
 class Served:
-    """Memory by its address: what was allocated is there until its address is given back, in whatever
-    thread."""
+    """Allocations by address. Each is kept until its address is given back, by any thread."""
 
     def __init__(self, client: Client | None, ordinal: int, options: dict):
         self._here = here = _Here()
@@ -51,7 +51,7 @@ class Served:
         self._allocations: dict[int, _arena.Allocation] = {}
 
     def _on(self, stream, call, *args):
-        """A call on a stream, which the arena asks whether it captures a graph."""
+        """Makes a call while the arena knows the thread to work on a stream, which may capture a graph."""
         before, self._here.ptr = self._here.ptr, _number(stream)
         try:
             return call(*args)
@@ -59,27 +59,27 @@ class Served:
             self._here.ptr = before
 
     def allocate(self, nbytes: int, stream: Any) -> _arena.Allocation:
-        """What deallocate() is given the address of."""
+        """Allocates memory. deallocate() takes its address."""
         made = self._on(stream, self.arena._alloc, nbytes)
         self._allocations[made.ptr] = made
         return made
 
     def deallocate(self, ptr: int, stream: Any) -> None:
         """Raises InvalidError where nothing was allocated that begins there."""
-        # Out of the list first: from then on another thread may have the address.
+        # It leaves the dict first, since another thread may be given the address as soon as it is freed.
         found = self._allocations.pop(ptr, None)
         if found is None:
             raise _elsewhere(ptr)
         self._on(stream, found.close)
 
     def undo(self, ptr: int, made: _arena.Allocation) -> None:
-        """allocate(), whose caller has failed, and may have freed it by then."""
+        """Undoes allocate() for a caller that has failed, and may have freed the memory by then."""
         if self._allocations.get(ptr) is made:
             del self._allocations[ptr]
         made.close()
 
     def at(self, ptr: int) -> _arena.Allocation:
-        """What begins there. Raises InvalidError."""
+        """The allocation that begins there. Raises InvalidError where none does."""
         try:
             return self._allocations[ptr]
         except KeyError:
@@ -91,7 +91,7 @@ def _elsewhere(ptr):
 
 
 class Resource:
-    """The part of a library's memory resource that is not the library's."""
+    """The base of the libraries' memory resources."""
 
     _served: Served
 

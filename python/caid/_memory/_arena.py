@@ -18,7 +18,7 @@ from . import _array, _cai, _dlpack, _releaser
 Allocation = _caid.Allocation
 attributes(Allocation)
 
-_open: WeakSet = WeakSet()  # arenas; those that were closed, too
+_open: WeakSet = WeakSet()  # all arenas, closed ones included
 _KINDS = ("device", "legacy")
 _CONTEXT = 0  # for libcaid: all work of the device's context
 _NO_STREAM = -1  # for DLPack: nothing is waited for
@@ -109,7 +109,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
         return AllocationInfo._make(self._find(ptr))
 
     def _has(self, ptr):
-        """Whether an address lies in one of its allocations."""
+        """Whether an address lies in one of the arena's allocations."""
         try:
             return bool(self._find(ptr))
         except NotFoundError:
@@ -165,7 +165,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
         try:
             yield
         finally:
-            with contextlib.suppress(ClosedError):  # then it has ended
+            with contextlib.suppress(ClosedError):  # then the deferral has ended
                 self._defer_end()
 
     # --- publishing -------------------------------------------------------------------------
@@ -249,8 +249,9 @@ class Arena(OfProcess, Closing, _caid.Arena):
             return self._publish(name, part, metadata)
 
     def _send(self, x, stream=None, many=False, own=False):
-        """A ticket for what lies in the arena: an Allocation, as bytes, or an array, whose writer is that
-        stream. many: any number may take it; own: this client does, and else it ends with that."""
+        """Makes a ticket for memory of the arena: an Allocation, as bytes, or an array that `stream` writes.
+        many: any number of receivers may take it. own: this client takes it, and the ticket ends with the
+        client."""
         part = _of_allocation(x, None, None) if isinstance(x, Allocation) else _of_object(x, stream)
         if stream is not None:
             part = part._replace(stream=_any_stream.handle(stream))
@@ -259,11 +260,11 @@ class Arena(OfProcess, Closing, _caid.Arena):
             return self._publish(None, part, None, many, own)
 
     def _own(self, x, stream=None):
-        """A lease on what lies in the arena as an array of its own, without a name."""
+        """A lease on memory of the arena, which is an unnamed array from then on."""
         ticket = self._send(x, stream, own=True)
         try:
             return self._client._take(ticket, "rw", None, False)
-        except BaseException:  # Ctrl-C, perhaps: it would keep the memory
+        except BaseException:  # Ctrl-C, perhaps: the ticket would keep the memory
             with contextlib.suppress(Error):
                 self._client._take(ticket, "r", None, False).close()
             raise
@@ -273,7 +274,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
         return self._publish_part(
             part.ptr,
             name,
-            element.told,
+            element.type_name,
             element.descr,
             part.shape,
             part.strides,
@@ -286,7 +287,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
 
     def _publish_empty(self, name, part, metadata):
         if self.closed:
-            self._info()  # raises what is so of all calls
+            self._info()  # raises what all calls would
         client, element = self._client, part.element
         like = client._create_lease(
             None, part.shape, element, None, self._pool, self._device, False, "device", 0, None
@@ -297,7 +298,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
             like.close()
 
     def _check(self, x, part):
-        """Says what libcaid would, by what the caller knows."""
+        """Raises libcaid's errors with what the caller knows of the array."""
         try:
             start, nbytes, *_ = self._find(part.ptr)
         except NotFoundError:
@@ -329,7 +330,7 @@ def create(client, device, memory, pool, block_size, count, ratio, age):
     _check_limits(max_pending_count=count, max_pending_ratio=ratio, max_pending_age=age)
     device = client._index_of(device)
     if count == 0 or ratio == 0:
-        ratio = -1.0  # libcaid's word for "nothing waits"
+        ratio = -1.0  # libcaid's value for "nothing waits"
     age_ns = 0 if age is None else max(int(min(age, 1e9) * 1e9), 1)
     arena = client._arena_new(
         device, pool, memory, block_size, count or 0, float(ratio or 0), age_ns
@@ -339,7 +340,7 @@ def create(client, device, memory, pool, block_size, count, ratio, age):
     arena._memory = memory
     arena._pool = pool
     _open.add(arena)
-    arena._current_stream = None  # or asks a framework: what it gives has the number as `ptr`
+    arena._current_stream = None  # or a function that gives a framework's stream, whose number is its `ptr`
     return arena
 
 
@@ -353,7 +354,7 @@ def _check_limits(**limits):
 
 
 class _Part(NamedTuple):
-    """An array that lies in the memory of an arena, or should."""
+    """An array that is to be published, which has to lie in the memory of the arena."""
 
     ptr: int
     shape: tuple
@@ -387,13 +388,13 @@ def _of_object(x, stream):
         return _of_desc(desc, x, stream)
     number = _NO_STREAM if stream is None else _any_stream.handle(stream)
     tensor, element, strides = _dlpack.take(x, number)
-    # The tensor has the memory even when `x` is given another.
+    # The tensor keeps the memory even if `x` is given other memory.
     return _make(tensor.ptr, tensor.shape, strides, element, None, (x, tensor))
 
 
 def _interface(x):
-    """The dict of the CUDA Array Interface, or None: there is none, or none for that type and DLPack
-    tells why."""
+    """The dict of the CUDA Array Interface. None where the object has DLPack and no such dict, or none for
+    its type; DLPack then raises the reason."""
     try:
         found = attribute(x, "__cuda_array_interface__")
     except (KeyError, TypeError):  # PyTorch, of types that the interface has not
@@ -406,7 +407,8 @@ def _interface(x):
 
 
 def _of_array(x, stream):
-    """An Array of caid's has a share of its owner, which a view has apart from it."""
+    """The part for a caid.Array of another library's memory: a view, which keeps the owner even if the array
+    is closed."""
     if x.pool is not None:
         raise unsupported(f"{x._label} is the daemon's: publish it by its own publish()")
     view = x.view()
@@ -416,9 +418,9 @@ def _of_array(x, stream):
 
 def _of_desc(desc, keep, other):
     if other is not None and isinstance(desc, dict):
-        desc = {**desc, "stream": None}  # not judged, as the caller knows better
+        desc = {**desc, "stream": None}  # not checked: the caller gives another stream
     ptr, shape, strides, element, _readonly, stream = _cai.read(desc)
-    element = getattr(keep, "_caid_element", element)  # which the interface may have no word for
+    element = getattr(keep, "_caid_element", element)  # a type that the interface may have no word for
     return _make(ptr, shape, strides, element, stream, keep)
 
 

@@ -47,26 +47,26 @@ def make(memory, layout, *, root, stream=None, _new=object.__new__) -> Array:
 
 
 def writable(array) -> Array:
-    """A view that does not tell that its memory is read-only, for who cannot be told, and does not write."""
+    """A view that says it is writable, for a consumer that refuses read-only memory and does not write."""
     layout = array._layout._replace(readonly=False)
     return make(array._memory.share(), layout, root=False, stream=array._stream)
 
 
 def of_leases(leases, root=True) -> list[Array]:
-    """The Arrays for new leases: none, where one is corrupt."""
+    """The Arrays for new leases. Where one is corrupt, closes all and raises."""
     _check(leases)
     return [make(lease, None, root=root) for lease in leases]
 
 
 def of_lease(lease) -> Array:
-    """The Array for a new lease. Raises CorruptError, and gives it up."""
+    """The Array for a new lease. Where it is corrupt, closes it and raises CorruptError."""
     if lease.descr is not None:
         _check((lease,))
     return make(lease, None, root=True)
 
 
 def _check(leases):
-    """What the daemon keeps unread of an array, whoever created it, is checked before it is used."""
+    """Checks what the creator of an array, any user, has written and the daemon passes on unread."""
     try:
         for lease in leases:
             if lease.descr is not None:
@@ -121,7 +121,7 @@ class Array(Elements, OfProcess, NotCompared, Closing):
     _comes_from = "Client.create(), Client.open() or caid.as_array()"
 
     _root: bool
-    _stream: Any  # of its bracket, of its producer, the one that it is bound to, or None
+    _stream: Any  # its bracket's, its producer's, the one that it is bound to, or None
     _share: list  # empty: given up
 
     # --- life -------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         for. What caid itself has started on other streams is waited for by this one.
         """
         if stream is not None and not (self._memory._live or self._memory.closed):
-            stream = None  # in a forked child, which waits for nothing
+            stream = None  # a forked child waits for nothing
         number = None if stream is None else _any_stream.handle(stream)
         try:
             self._share.pop()  # of several threads, one gets past this
@@ -190,7 +190,7 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         if self.closed:
             return f"<caid.Array{name} closed>"
         mode = "r" if self.readonly else "rw"
-        what = f"{name} shape={self.shape} typestr={self._layout.element.told!r}"
+        what = f"{name} shape={self.shape} typestr={self._layout.element.type_name!r}"
         why = getattr(self._memory, "error", None)  # of memory that could not be opened where it arrived
         if why is not None:
             return f"<caid.Array{what} missing: {type(why).__name__}: {why}>"
@@ -443,7 +443,7 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         return self
 
     def _unbind(self):
-        """At the end, for which no error of a stream's is a reason not to come."""
+        """Gives up the array's stream as the array ends, whatever errors the stream has."""
         bound = self._stream
         if not isinstance(bound, _any_stream.Bound):
             return
@@ -453,7 +453,7 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         self._stream = None
 
     def _note_stream(self):
-        """What is on the array's stream by now is known further on."""
+        """Notes what is on the array's stream by now as work on its memory."""
         stream = self._live_stream
         if stream is not None:
             _pending.note((self._memory,), stream)
@@ -554,8 +554,8 @@ class Array(Elements, OfProcess, NotCompared, Closing):
 
     @property
     def _live_stream(self):
-        """The array's stream: its uses come after what is there, and before what comes there later.
-        None where it has none that can be used here and now."""
+        """The array's stream, as this thread can use it now, or None. Uses of the array come after what is on
+        the stream, and before what is enqueued there later."""
         return _any_stream.live(self._stream)
 
     @property
@@ -583,7 +583,7 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A tensor in a capsule, for ``from_dlpack_export()`` of other libraries. It has a share of the
+        """A tensor in a capsule, for ``from_dlpack()`` of other libraries. It has a share of the
         memory, which stays mapped until whoever took the tensor has let it go, even if this array or
         its client is closed.
 
@@ -620,8 +620,8 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         return _dlpack_export.export(self, stream, max_version, dl_device, copy)
 
     def __array__(self, *_args, **_kwargs):
-        # Without this, NumPy would take the array for a sequence and make one of views; it comes here where
-        # __array_interface__ has none, whatever for.
+        # NumPy calls this where __array_interface__ raises, for whatever reason. Without it, NumPy would take
+        # the array for a sequence and make an array of views.
         self._check()
         with contextlib.suppress(AttributeError):
             _export.numpy(self)

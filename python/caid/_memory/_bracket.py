@@ -162,7 +162,7 @@ class Bracket(OfProcess, Generic[_Views]):
         """Ends the bracket of which not all was written, on purpose or by mistake: the arrays of
         `write` are abandoned. For one that only reads it is the same as end(). Errors as of
         end()."""
-        self._leave(_caid.Bracket.abandon, Error)  # what it wrote is not whole in any case
+        self._leave(_caid.Bracket.abandon, Error)  # errors change nothing: what the bracket wrote is not whole
 
     def check(self) -> None:
         """Raises AbandonedError where end() would, by what is known by now: the stream may not have
@@ -210,12 +210,13 @@ class Bracket(OfProcess, Generic[_Views]):
 
     @property
     def _on(self):
-        """The stream, or its number where it was closed: it ends after the bracket."""
+        """The bracket's stream; its number where the stream was closed, as it still exists until the
+        bracket's end."""
         return self._stream._number if self._stream.closed else self._stream
 
     def _order(self):
-        """What this process has under way on the arrays by itself, such as copies on other streams,
-        comes before the bracket's work, and before its end."""
+        """Orders the work that this process has under way on the arrays, such as copies on other streams,
+        before the bracket's work, and before its end."""
         for memory in self._memories():
             if self._stream is None:
                 _pending.wait(memory)
@@ -223,8 +224,9 @@ class Bracket(OfProcess, Generic[_Views]):
                 _pending.order(memory, self._on)
 
     def _leave(self, end, *ignored):
-        """Ends the bracket, after what this process has under way on the arrays. Whatever comes in
-        between, Ctrl-C or want of memory, it does not stay open at the daemon."""
+        """Ends the bracket, after the work that this process has under way on the arrays. Where that is
+        interrupted, by Ctrl-C or for want of memory, the bracket is abandoned: it never stays open at the
+        daemon."""
         if not self._open:
             state = "begun" if self._bracket is None else "already ended"
             raise invalid(f"{self!r}: the bracket has {'not ' * (state == 'begun')}{state}")
@@ -242,13 +244,13 @@ class Bracket(OfProcess, Generic[_Views]):
             self._open = False
 
     def _give_up(self):
-        """abandon(), where there is an exception already, which no other takes the place of."""
+        """Abandons the bracket while an exception is raised, which no other replaces."""
         with contextlib.suppress(BaseException):
             self.abandon()
 
 
 def _leases(arrays):
-    """Each once: views may share one."""
+    """The leases of arrays, each once, since views share one."""
     return tuple(dict.fromkeys(array._memory for array in arrays))
 
 

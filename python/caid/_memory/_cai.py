@@ -8,11 +8,11 @@ import operator
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
-from .. import _caid
 from .._base import _geometry, _typestr
 from .._base._driver import driver_client
 from .._base._errors import closed, invalid, unsupported
 from .._base._lifetime import attribute
+from .._caid import Client
 from .._handoff import _any_stream, _pending
 from . import _array, _copy, _elements, _export
 
@@ -23,14 +23,14 @@ _VERSIONS = range(4)
 
 
 class ForeignMemory:
-    """Device memory that something else owns, as Array wants it; each share is an object.
+    """A memory, as Array uses it, that another library owns. Each share of it is an object.
 
     It keeps the owner alive until it is closed, and knows the client whose driver reaches it.
     """
 
     __slots__ = ("client", "device", "owner", "closed", "pending")
 
-    # What only leases have.
+    # Attributes that only leases have.
     name = pool = memory = metadata = uid = None
     generation = block = host = 0
     mapped_ordinal = -1
@@ -70,7 +70,7 @@ class ForeignMemory:
 
 
 def as_array(
-    obj: Any, sync: bool = True, *, client: _caid.Client | None = None
+    obj: Any, sync: bool = True, *, client: Client | None = None
 ) -> Array:
     """An Array over the memory of another library's array. Nothing is copied.
 
@@ -117,7 +117,7 @@ def from_cuda_array_interface(
     owner: object = None,
     sync: bool = True,
     *,
-    client: _caid.Client | None = None,
+    client: Client | None = None,
 ) -> Array:
     """An Array over the memory that a dict of the CUDA Array Interface tells of.
 
@@ -133,7 +133,8 @@ def from_cuda_array_interface(
 
 
 def taken(obj):
-    """as_array() for one copy, which sees to the order itself: nothing is waited for here."""
+    """as_array() for the time of one copy. The copy orders the streams itself, so nothing is waited for
+    here."""
     return _of(obj, None, True, False)
 
 
@@ -161,7 +162,7 @@ def _of(obj, client, sync, wait):
 
 
 class Described(NamedTuple):
-    """What a dict of the interface says."""
+    """The contents of a dict of the interface."""
 
     ptr: int
     shape: tuple
@@ -172,7 +173,7 @@ class Described(NamedTuple):
 
 
 def read(desc: dict[str, Any]) -> Described:
-    """Looks at the dict alone. Raises what as_array() does."""
+    """Reads a dict of the interface; asks no driver. Raises the errors of as_array()."""
     if not isinstance(desc, dict):
         raise TypeError(f"__cuda_array_interface__: a dict is needed, not {type(desc).__name__}")
     _check_version(desc)
@@ -183,7 +184,8 @@ def read(desc: dict[str, Any]) -> Described:
 
 
 def _take(desc, owner, client, sync, wait):
-    """An Array that has the stream of the interface, if `sync`; `wait`: the host waits for that."""
+    """An Array over the memory of the dict. sync: it has the stream of the dict. wait: the host waits for
+    that stream."""
     ptr, shape, strides, element, readonly, stream = read(desc)
     device = -1
     if 0 in shape:  # nothing to reach, nothing to wait for
@@ -201,9 +203,9 @@ def _take(desc, owner, client, sync, wait):
 
 
 def _stream_to_keep(number, owner):
-    """A stream as an Array has it. That of an interface lives as long as its object does, but for
-    CuPy's, which is the current one: using one that has ended is SIGSEGV in the driver. PyTorch's
-    interface names none."""
+    """The stream that an Array keeps. The stream that a dict names lives as long as the dict's object, but
+    CuPy names the current stream, and a stream that has ended is a SIGSEGV in the driver: so its stream
+    object is kept. PyTorch names no stream: its current one is kept."""
     current = current_stream(owner)
     if current is not None and number in (None, getattr(current, "ptr", None)):
         return current
@@ -211,7 +213,7 @@ def _stream_to_keep(number, owner):
 
 
 def current_stream(owner):
-    """Where the library of an array works by now, as its stream object, where that is known."""
+    """The current stream of an array's library, as the library's object; None where it is not known."""
     torch = sys.modules.get("torch")
     if isinstance(owner, getattr(torch, "Tensor", ())):
         return torch.cuda.current_stream(owner.device)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between a device array and anything that has elements, by libcaid's one copy call.
 
-A copy that is given a stream is enqueued there, and comes after what is on that stream, no more; of an
-array that has a stream itself, of a bracket or of another library, after what is there, too, and before
-what is enqueued there later. One that is not given a stream has happened when the call returns,
-after all work on its arrays that caid knows of.
+A copy that is given a stream is enqueued there, and comes after what is on that stream. Where an array has a
+stream of its own, a bracket's or another library's, the copy also comes after what is on that one, and before
+what is enqueued there later. A copy that is given no stream comes after all work on its arrays that caid
+knows of, and is done when the call returns.
 """
 
 import sys
@@ -17,8 +17,8 @@ from .._handoff import _any_stream, _pending
 
 
 class Side(NamedTuple):
-    """One end of a copy: a device array, a NumPy array, or raw bytes, which have neither shape
-    nor type: they take those of the other end."""
+    """One side of a copy: a device array, a NumPy array, or raw bytes. Bytes have neither shape nor type, and
+    take those of the other side."""
 
     data: Any  # address, or a contiguous buffer on the host
     writable: bool
@@ -34,7 +34,8 @@ class Side(NamedTuple):
 
     @property
     def kept(self):
-        """What has to live as long as the address: of leases nothing, they outlive their work."""
+        """What has to be kept until the copy is done. For a lease that is nothing, since it ends after its
+        work."""
         if self.on_host:
             return self.data if self.owner is None else self.owner
         return getattr(self.array._memory, "owner", None)
@@ -133,7 +134,7 @@ def _match(target, source):
 
 
 def _describe(end):
-    return end.element.descr or end.element.told
+    return end.element.descr or end.element.type_name
 
 
 def _run(target, source, stream):
@@ -141,8 +142,8 @@ def _run(target, source, stream):
     if 0 in shape:
         return
     if _overlap(target, source):
-        # Neither the order of the elements nor the direction is libcaid's to choose: by way of
-        # host memory, and waiting.
+        # libcaid copies elements in any order, so overlapping arrays are copied by way of host memory, and
+        # waited for.
         _come_after(target, source, stream)
         between = Side(memoryview(bytearray(target.array.nbytes)), True)
         _call(between, source, shape)
@@ -155,8 +156,8 @@ def _run(target, source, stream):
 
 
 def _come_after(target, source, stream):
-    """Waits for all that a copy without a stream comes after, and for a stream besides; not for the
-    one that such copies are on, as they wait for it themselves."""
+    """Waits for all work that a copy without a stream comes after, and for a given stream; not for the legacy
+    default stream, which such copies are on."""
     for end in (target, source):
         if end.array is not None:
             settle(end.array)
@@ -186,9 +187,9 @@ def _enqueue(target, source, shape, stream):
 
 
 def _is_on(array, stream, ordinal):
-    """Whether an array has no stream, or this one."""
+    """Whether an array has no stream of its own, or has this one."""
     own = array._live_stream
-    if own is None:  # a bracket that has ended orders nothing, nor does what has no stream
+    if own is None:  # an ended bracket orders nothing, nor does an array without a stream
         return array._stream is None or array._memory.pool is not None
     return _any_stream.handle(own) == _any_stream.handle(stream) and (
         _any_stream.handle(stream) > _any_stream.PER_THREAD or _device(array) == ordinal
@@ -196,8 +197,8 @@ def _is_on(array, stream, ordinal):
 
 
 def _is_within_reach(array, stream, ordinal):
-    """Whether this thread can have the array's stream and this one wait for each other: a default
-    stream is known by its device and, 2, by its thread. The host waits where it cannot."""
+    """Whether the array's stream and this one can be made to wait for each other here; else the host waits. A
+    default stream is that of a device, and stream 2 also that of a thread."""
     own = array._live_stream
     return own is not None and (
         _device(array) == ordinal
@@ -220,8 +221,8 @@ def _device(array):
 def _call(target, source, shape, mark=None, lists=()):
     memory = _runner(target, source)
     element = source.element or target.element
-    # Another thread may close an array or a client meanwhile: _copy() holds leases, and this what
-    # other libraries own.
+    # Another thread may close an array or a client meanwhile: so _copy() holds the leases, and these shares
+    # other libraries' memory.
     memories = [end.array._memory for end in (target, source) if end.array is not None]
     leases = tuple(m for m in memories if isinstance(m, _caid.Lease))
     shares = [m.share() for m in memories if not isinstance(m, _caid.Lease)]
@@ -243,8 +244,8 @@ def _call(target, source, shape, mark=None, lists=()):
 
 
 def _runner(target, source):
-    """The memory whose client makes the copy, on the device that it is mapped for: the daemon's,
-    where there is one."""
+    """The memory whose client makes the copy, on the device that it is mapped for: the side that is the
+    daemon's, if there is one."""
     memories = [end.array._memory for end in (target, source) if end.array is not None]
     return min(memories, key=lambda memory: memory.block == 0)
 
@@ -257,8 +258,8 @@ def _overlap(target, source):
 
 
 def _span(end):
-    """(space, low, high): bytes of a block at the daemon, which one process may have mapped at
-    two addresses; else addresses."""
+    """(block, low, high): for memory of the daemon's the bytes of its block, which a process may have mapped
+    at two addresses; else addresses, with 0 for the block."""
     low, high = _geometry.extent(end.shape, end.strides, end.element.itemsize)
     memory = end.array._memory
     if memory.block == 0:  # not the daemon's

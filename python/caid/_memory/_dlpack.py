@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consumer of DLPack: other libraries' arrays. Sources: as of the producer."""
+"""Consumer of DLPack: other libraries' arrays. _dlpack_export.py names the sources."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> Array:
 
 
 def _to_keep(stream):
-    """The stream as an Array has it; None for a number of which nobody knows how long it lives."""
+    """The stream that an Array keeps; None for a number, since nobody knows how long its stream lives."""
     if stream is None or _any_stream.handle(stream) > _any_stream.PER_THREAD:
         return None if _any_stream.owner(stream) is None else stream
     return _any_stream.of_now(stream)
@@ -118,13 +118,13 @@ def _check_device(x, kind):
 
 
 def _ask(x, kind, number):
-    # Who is on the host knows no streams.
+    # A producer of host memory takes no stream.
     known = {} if kind in (CPU, CUDA_HOST) else {"stream": number}
     try:
         return x.__dlpack__(max_version=_MAX_VERSION, **known)
     except TypeError as e:
-        # Of the time before versions: "unexpected keyword argument 'max_version'", "takes no keyword
-        # arguments". Any other is the producer's own.
+        # A producer from before DLPack 1 says "unexpected keyword argument 'max_version'" or "takes no
+        # keyword arguments". Any other error is the producer's own.
         if "max_version" not in str(e) and "keyword argument" not in str(e):
             raise
         return x.__dlpack__(**known)

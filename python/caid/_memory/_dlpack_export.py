@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Producer of DLPack: arrays for other libraries' ``from_dlpack()``.
 
-What is not looked up in the header (include/dlpack/dlpack.h of dmlc/dlpack, 1.1) is by "Python
-Specification for DLPack" of its documentation, and by the array API of 2023.12.
+Sources: DLPack's header (include/dlpack/dlpack.h of dmlc/dlpack, 1.1), "Python Specification for DLPack" of
+its documentation, and the array API of 2023.12.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ NATIVE = "<" if sys.byteorder == "little" else ">"
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # DLDataTypeCode
 SIZES = {"i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16), "b": (1,)}
 
-default_client: Callable[[], Any]  # caid.default_client(): its module, which comes later, puts it here
+default_client: Callable[[], Any]  # caid.default_client(), which the module that defines it sets here
 
 
 class _RefusedError(BufferError, ValueError):
-    """BufferError by the array API; NumPy, of devices, and CuPy, of copies, say ValueError."""
+    """The array API asks for BufferError; NumPy raises ValueError for devices, CuPy for copies: it is
+    both."""
 
 
 def device_of(array):
@@ -51,12 +52,12 @@ def _ordinal(memory):
     if memory.mapped_ordinal >= 0:
         return memory.mapped_ordinal
     if memory.client is None or memory.device < 0 or type(memory.client) is _caid.Client:
-        return max(memory.device, 0)  # of the driver alone: its indices are ordinals
+        return max(memory.device, 0)  # a client of the driver alone: its indices are ordinals
     uuid, *_ = memory.client._devices()[memory.device]
     for ordinal, (visible, *_) in enumerate(driver_client(memory.client)._devices()):
         if visible == uuid:
             return ordinal
-    return 0  # a device that this process does not see, of an array of no bytes
+    return 0  # the device of an array of no bytes, which this process does not see
 
 
 def export(array, stream, max_version, dl_device, copy):
@@ -73,7 +74,7 @@ def export(array, stream, max_version, dl_device, copy):
 
 
 def _wanted(array, dl_device):
-    """The device that is asked for, where the array can be had there."""
+    """The device that the consumer asks for. Raises where the array cannot be had there."""
     device = tuple(map(operator.index, dl_device))
     if device != device_of(array) and device != (CPU, 0):
         raise _RefusedError(f"{array._label} is on DLPack device {device_of(array)}, not {dl_device}")
@@ -133,9 +134,10 @@ def _shared(array, stream, device, version, dtype, flags):
 
 
 def _copied_on_device(array, stream, device, version, dtype, flags):
-    """A capsule with a copy in the daemon's memory, enqueued on the stream; without one it is done."""
+    """A capsule with a copy in the daemon's memory. The copy is enqueued on the stream; without one it is
+    done on return."""
     memory, client = array.memory if device[0] != CUDA else "device", array._memory.client
-    if client is None or type(client) is _caid.Client:  # of another library
+    if client is None or type(client) is _caid.Client:  # memory of another library
         client = default_client()
     element = array._layout.element
     with client.empty(array.shape, element, memory=memory, device=_uuid(array)) as copy:
@@ -148,12 +150,12 @@ def _copied_on_device(array, stream, device, version, dtype, flags):
 
 
 def _copied_to_host(array, stream, device, version, dtype, flags):
-    """A capsule with a copy in ordinary memory, which is done."""
+    """A capsule with a copy in ordinary memory, which is done on return."""
     import ctypes
 
     if stream not in (None, NO_STREAM):
         _any_stream.handle(stream)
-    buffer = mmap.mmap(-1, array.nbytes or 1)  # at a page's start: some want more than malloc() gives
+    buffer = mmap.mmap(-1, array.nbytes or 1)  # page-aligned: some consumers need more than malloc() gives
     array.copy_to_host(memoryview(buffer)[: array.nbytes])
     owner = ctypes.c_char.from_buffer(buffer)
     steps = _geometry.c_strides(array.shape, 1)
@@ -164,7 +166,7 @@ def _copied_to_host(array, stream, device, version, dtype, flags):
 
 
 def _steps(array):
-    """In elements; one that is never taken is anything."""
+    """Strides in elements. The step of a dimension of one element may be anything."""
     itemsize = array.itemsize
     if 0 in array.shape:
         return _geometry.c_strides(array.shape, 1)
@@ -177,8 +179,8 @@ def _steps(array):
 
 
 def let_wait(array, device, stream):
-    """Has the consumer's stream wait for the work on an array; of memory that the host reaches the
-    host, where no stream is named."""
+    """Has the consumer's stream wait for the work on an array. Where no stream is named and the host reaches
+    the memory, the host waits."""
     if stream is None and device[0] != CUDA:
         array.synchronize()
         return

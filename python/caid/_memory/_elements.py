@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elements in memory: where they are, what is known of them, and other views of them. The base of Array, which has
+"""Elements in memory: their layout, what is known of them, and views of them. The base of Array, which adds
 what is done with them."""
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ class Layout(NamedTuple):
 
 
 def layout_of(lease):
-    """An ended lease, or one of another process, has no address; its arrays do not give one."""
+    """The Layout of a lease's elements. Its address is 0 where the lease has ended or is another
+    process's."""
     element = _typestr.element_of(lease.typestr, lease.itemsize, lease.descr)
     ptr = lease.ptr if lease._live else 0
     return Layout(ptr, lease.shape, lease.strides, element, lease.readonly)
 
 
 class Elements:
-    """What an Array is, of which it is a part."""
+    """The part of :class:`caid.Array` that says what it is, and gives views."""
 
     __slots__ = ()
 
-    _memory: Any  # what it looks at
-    _known: Layout | None  # None: that of the lease, not asked for yet
+    _memory: Any  # the memory that the elements lie in
+    _known: Layout | None  # None: the lease's, which was not read yet
     _check: Any
     _view: Any
     _bind: Any
@@ -52,7 +53,7 @@ class Elements:
 
     @property
     def _label(self):
-        """What messages call it."""
+        """What messages call the array."""
         return "the array" if self.name is None else f"array {self.name!r}"
 
     # --- what it is -------------------------------------------------------------------------
@@ -249,7 +250,7 @@ class Elements:
         return self._typed_view(0, shape, strides, element, inner)
 
     def _typed_view(self, offset, shape, strides, element, inner):
-        """Extents that the type itself has come after the array's own."""
+        """A view as elements of another type, whose own extents, `inner`, come last."""
         strides += _geometry.c_strides(inner, element.itemsize)
         return self._view(offset, shape + inner, strides, element)
 

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays as producers: the dicts of the CUDA Array Interface and of NumPy's, and their stream."""
+"""Producer of the CUDA Array Interface and of NumPy's array interface: their dicts, and the exported
+stream."""
 
 import os
 
 from .._base import _geometry, _typestr
 from .._handoff import _any_stream, _pending, _stream
 
-_DEVICE_ONLY = ("device", "legacy", None)  # kinds that the host does not reach by themselves
+_DEVICE_ONLY = ("device", "legacy", None)  # kinds that the host reaches with the software driver alone
 
 
 def is_synchronous():
-    """Whether streams are exported and waited for: not with CAID_CAI_SYNC=0."""
+    """Whether streams are exported and waited for, which CAID_CAI_SYNC=0 turns off."""
     return os.environ.get("CAID_CAI_SYNC") != "0"
 
 
@@ -60,7 +61,7 @@ def _exported_stream(array):
 
 
 def on_stream(stream, **described):
-    """``__cuda_array_interface__`` of memory on which no work is known but that on a stream, or none."""
+    """``__cuda_array_interface__`` of memory without marks: all its work is on `stream`, or none is known."""
     described["version"] = export_version()
     stream = stream if is_synchronous() else None
     if described["version"] >= 3:
@@ -91,7 +92,7 @@ def numpy(array):
 
 
 def _is_the_hosts(array):
-    """Whether the host would reach the memory if there were any bytes."""
+    """Whether the host would reach the memory of an array of no bytes."""
     if array.memory in _DEVICE_ONLY:
         return array.pool is not None and array._memory.client._host_accessible
     return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names: what takes more than one request, and others change them meanwhile."""
+"""Calls by name that take several requests, between which others may change the name."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import NamedTuple, Optional, Tuple
 from .._base import _geometry, _typestr
 from .._base._errors import ExistsError, NotFoundError, TimedOutError, exists, invalid, timed_out
 
-# A name that is being created can be neither opened nor created: seconds until it is tried again,
-# where nothing is heard of it because it could not be created.
+# Seconds until open_or_make() tries again. A name that is being created can be neither opened nor created,
+# and where its creation fails, no news of it comes.
 _RETRY_S = 0.02
 
 
-# The daemon counts nanoseconds in 64 bits: 570 years are as good as any more.
+# A longer time is cut to this, 570 years: the daemon counts nanoseconds in 64 bits.
 _TTL_MAX_S = 1.8e10
 
 
 def ttl_ns(ttl):
-    """What the daemon is told of a `ttl` in seconds; 0 for None."""
+    """A `ttl` of seconds as the daemon takes it, in nanoseconds; 0 for None."""
     if ttl is None:
         return 0
     if isinstance(ttl, bool) or not isinstance(ttl, numbers.Real) or not 0 < ttl < math.inf:
@@ -65,7 +65,7 @@ class Wanted(NamedTuple):
 
 
 def open_or_make(client, name, pool, wanted, make):
-    """The Array of Client.create(exist_ok=True). What is there is opened first: it needs no quota."""
+    """The Array of Client.create(exist_ok=True). Opening is tried first, since it needs no quota."""
     while True:
         with contextlib.suppress(NotFoundError):
             return _checked(client.open(name, "rw", pool=pool), wanted)
@@ -84,14 +84,14 @@ def _checked(array, wanted):
 
 
 def _differences(a, wanted):
-    """In words."""
+    """How an array differs from what is wanted, in words."""
     has, wants = a._layout.element, wanted.element
     strides = wanted.strides or _geometry.c_strides(wanted.shape, wants.itemsize)
-    alike = has.told == wants.told and (has.descr is None) == (wants.descr is None)
+    alike = has.type_name == wants.type_name and (has.descr is None) == (wants.descr is None)
     if a.shape != wanted.shape:
         yield f"shape {a.shape}, not {wanted.shape}"
     if not (alike and _typestr.same(has, wants)):
-        yield f"type {has.descr or has.told}, not {wants.descr or wants.told}"
+        yield f"type {has.descr or has.type_name}, not {wants.descr or wants.type_name}"
     elif a.shape == wanted.shape and not _geometry.is_contiguous(a.shape, a.strides, strides):
         yield f"strides {a.strides}, not {strides}"
     if a.memory != wanted.memory:

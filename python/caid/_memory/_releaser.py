@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Releaser: a thread that lets go of what parts keep alive, when nobody can reach the parts any more.
+"""Releaser: a thread that drops the objects that published parts keep alive, when nobody can reach the parts
+any more.
 
 The extension drops what a part has kept in ``Client.dispatch()`` and ``Client._dispatch_parts()``, where
 an arena hears, too, that the memory of a part may be used again. A program need not call the former:
@@ -28,18 +29,19 @@ from weakref import WeakKeyDictionary, ref
 
 from .._base._errors import ClosedError, DisconnectedError, Error
 
-_PAUSES_S = (0.001, 0.5)  # between looks at an fd that stays raised: at first, at most
-_EXIT_S = 5  # that an exit waits for all threads
+_PAUSES_S = (0.001, 0.5)  # between polls of an fd that stays readable: the first, the longest
+_EXIT_S = 5  # that the process's exit waits for all threads
 
-# Under _lock, which is held over nothing that waits; what the collector runs meanwhile may take it.
+# _lock guards these. It is never held over a wait. The garbage collector may run code that takes it, so it is
+# reentrant.
 _lock = threading.RLock()
 _releasers: WeakKeyDictionary = WeakKeyDictionary()  # client: releaser
-_running: set[_Releaser] = set()  # also those of clients that are closed
+_running: set[_Releaser] = set()  # including those of closed clients
 _exiting = False
 
 
 class _Releaser:
-    """What the thread has. Its fds are closed by whoever comes first: each is popped."""
+    """The state of one such thread. Whoever pops one of its fds closes it."""
 
     def __init__(self, client):
         self.n_publishing = 0
@@ -49,7 +51,7 @@ class _Releaser:
         self.waits, wakes = os.pipe()
         self.wakes = [wakes]
         try:
-            # By edges: a watch's news keep the fd raised until somebody takes them.
+            # Edge-triggered: a watch's news keep the fd readable until somebody takes them.
             self.epoll.register(client.fileno(), select.EPOLLIN | select.EPOLLET)
             self.level.register(client.fileno(), select.POLLIN)
             self.epoll.register(self.waits, select.EPOLLIN)
@@ -59,8 +61,8 @@ class _Releaser:
         self.client = ref(client, self.stop)
 
     def start(self):
-        """By everyone who publishes, so that nobody does without a thread."""
-        with self.starting:  # for it waits for the thread
+        """Starts the thread if need be. Every publish calls this first."""
+        with self.starting:  # start() waits for the thread
             if self.thread is not None or _exiting:
                 return
             fresh = [None]
@@ -71,19 +73,19 @@ class _Releaser:
             try:
                 self.thread.start()
             except BaseException:
-                with contextlib.suppress(IndexError):  # Ctrl-C: it runs all the same, or never will
+                with contextlib.suppress(IndexError):  # Ctrl-C: either the thread runs all the same, or it never will
                     fresh.pop()
                     _running.discard(self)
                     self.thread = None
                 raise
 
     def stop(self, _client=None):
-        """Has the thread end: the other end of the pipe is closed."""
+        """Ends the thread, by closing the other end of its pipe."""
         with contextlib.suppress(IndexError):
             os.close(self.wakes.pop())
 
     def close(self):
-        """By the thread, or where there is none."""
+        """Closes the fds. Called by the thread, or where there is no thread."""
         self.stop()
         self.epoll.close()
         os.close(self.waits)
@@ -92,7 +94,7 @@ class _Releaser:
         try:
             fresh.pop()
         except IndexError:
-            return  # who started it has given it up
+            return  # its starter has given it up
         self.run()
 
     def run(self):
@@ -113,7 +115,7 @@ class _Releaser:
 
 
 def _let_go(releaser):
-    """Drops what is gone; whether anything is left to wait for."""
+    """Drops what gone parts have kept. Returns whether parts are left to wait for."""
     client = releaser.client()
     if client is None:
         return False
@@ -122,12 +124,12 @@ def _let_go(releaser):
     except (ClosedError, DisconnectedError):
         end(client)
     except Error:
-        pass  # the daemon refuses to tell: it is asked again after the next publish
+        pass  # the daemon refuses the request, which is made again after the next publish
     return not _is_over(client, releaser)
 
 
 def _is_over(client, releaser):
-    """Whether the releaser has nothing to do; then nobody finds it any more."""
+    """Whether the releaser has nothing to do. If so, it is taken off the list."""
     with _lock:
         if _releasers.get(client) is not releaser:
             return True
@@ -138,7 +140,7 @@ def _is_over(client, releaser):
 
 
 def _remove(releaser):
-    """Its thread ends, of whatever."""
+    """Takes it off the list, as its thread ends for whatever reason."""
     client = releaser.client()
     with _lock:
         if client is not None and _releasers.get(client) is releaser:
@@ -187,23 +189,24 @@ def _end(client, releaser):
 
 
 def read(client):
-    """Looks at what has come, where there is a part that it may be about."""
+    """Reads what the daemon has sent, where the client has parts that it may be about."""
     if client._n_kept:
-        with contextlib.suppress(Error):  # it is told to who calls for something
+        with contextlib.suppress(Error):  # the next call that needs the daemon raises it
             client._dispatch_parts()
         look(client)
 
 
 def look(client):
-    """Something may have been dropped: ends a releaser that has nothing to do."""
+    """Ends a releaser that has nothing to do, after something may have been dropped."""
     releaser = _releasers.get(client) if _releasers else None
     if releaser is not None and _is_over(client, releaser):
         releaser.stop()
 
 
 def finish(client):
-    """Waits for what the thread is about to drop: once the client is closed, its memory would be kept until
-    the process ends. One that is held up is waited for no longer than _EXIT_S, nor by what is dropped."""
+    """Waits until the thread has dropped what it is dropping, since after the client's close that memory
+    would be kept until the process ends. Waits _EXIT_S at most; does not wait on the thread itself, which may
+    close the client by what it drops."""
     releaser = _releasers.get(client) if _releasers else None
     if releaser is not None and releaser.thread is not threading.current_thread():
         if releaser.dropping.acquire(timeout=_EXIT_S):
@@ -211,7 +214,7 @@ def finish(client):
 
 
 def end(client):
-    """The client is closed, or has lost its daemon."""
+    """Ends the releaser of a client that is closed, or has lost its daemon."""
     with _lock:
         releaser = _releasers.pop(client, None)
     if releaser is not None:
@@ -219,7 +222,7 @@ def end(client):
 
 
 def _forget():
-    """In a forked child, which has the fds and no thread."""
+    """Closes the fds in a forked child, which has them and no thread."""
     global _lock
     _lock = threading.RLock()
     for releaser in list(_releasers.values()):
@@ -229,7 +232,8 @@ def _forget():
 
 
 def _exit():
-    """Before the interpreter ends; what is published after this is held until the process's end."""
+    """Ends all threads before the interpreter ends. What is published later is kept until the process
+    exits."""
     global _exiting
     _exiting = True
     deadline = time.monotonic() + _EXIT_S

@@ -31,7 +31,8 @@ def publish(client, name, arrays, metadata, stream, replace):
 
 
 def _check(array):
-    """As Array.publish() does, but that a view of all of an array is as good: a Set gives such."""
+    """Checks an array as Array.publish() does, but takes a view of a whole array, too, since a Set gives
+    views."""
     if not array._root:
         array._check()
         if array._memory.pool is not None and array._layout == _elements.layout_of(array._memory):
@@ -40,7 +41,7 @@ def _check(array):
 
 
 def of_array(array) -> Set:
-    """The Set that was opened. Raises InvalidError, and closes it."""
+    """The Set of an opened array. Where that is no set, closes it and raises InvalidError."""
     if not array._memory.members:
         array.close()
         raise invalid(f"{array.name!r} is an array, not a set")
@@ -178,7 +179,7 @@ class Set(OfProcess, NotCompared, Closing, Mapping[str, Array]):
             raise TypeError("keys: a list of str is needed, not one str")
         self._array._check()
         keys = tuple(self._entries() if keys is None else keys)
-        opened = self._opened  # close() leaves it as it is, and ends what is in it
+        opened = self._opened  # close() closes the arrays in it, and leaves the dict
         missing = tuple(dict.fromkeys(key for key in keys if key not in opened))
         if missing:
             self._open(missing, opened)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the host for the elements of an array: one for all of them, or some that NumPy converts and
-broadcasts. What libcaid is given is a source whose steps are 0, or one of equal shape and type.
+"""Assignment of host values to the elements of an array: one value for all, or values that NumPy converts and
+broadcasts. libcaid is given a source whose steps are 0, or one of equal shape and type.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .._base import _typestr
 from .._base._errors import unsupported
 from . import _cai, _copy
 
-# What struct calls the types that need no NumPy for a plain value.
+# Types whose plain values need no NumPy, with their codes in the module struct.
 _CODES = {"b1": "?", "f2": "e", "f4": "f", "f8": "d"}
 _CODES.update({"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"})
 
@@ -35,10 +35,10 @@ def _spread(array, data, stream):
 
 
 def _bytes_of(value, element):
-    """A value as NumPy converts it, or raises."""
+    """The bytes of a value, as NumPy converts it."""
     code = None if type(value) not in (bool, int, float) else _CODES.get(element.typestr[1:])
     if code is not None:
-        with contextlib.suppress(struct.error, OverflowError):  # what does not fit is NumPy's to judge
+        with contextlib.suppress(struct.error, OverflowError):  # NumPy decides about a value that does not fit
             return struct.pack(element.typestr[0].replace("|", "=") + code, value)
     one = _typestr.numpy().empty((), _dtype(element))
     one[()] = value

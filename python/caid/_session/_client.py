@@ -144,7 +144,7 @@ class Client(_naming.Naming, Closing):
             call_timeout=call_timeout,
             reconnect_timeout=reconnect_timeout,
         )
-        try:  # now: arrays are used after the daemon's death, too
+        try:  # asked for now: arrays need it after the daemon's death, too
             daemons, path, self.machine_id, self.daemon_id = self._daemon()
             self._socket = os.path.abspath(path)
             self._driver = driver or os.environ.get("CAID_CUDA_DRIVER") or daemons
@@ -155,7 +155,8 @@ class Client(_naming.Naming, Closing):
 
     @staticmethod
     def _returned(client, n_lost):
-        """On a thread that the client's end waits for: another one may hold the client."""
+        """libcaid's thread calls this, and the client's end waits for that thread: so another thread holds
+        the client."""
         _thread.start_new_thread(_tell_return, (client, n_lost))
 
     def close(self) -> None:

@@ -27,11 +27,11 @@ _LOG_TAIL = 4000  # characters of its log in an error
 
 _SOCKET = "caid.sock"
 _SOCKET_PATH_MAX = 107  # bytes; unix(7)
-_SHORT_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")  # for where $TMPDIR is longer
+_SHORT_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")  # used where $TMPDIR is too long
 
-_SYS_PIDFD_OPEN = 434  # of all machines
+_SYS_PIDFD_OPEN = 434  # the same number on all machines
 
-# Of the service manager that runs us, not of our daemon.
+# Variables of the service manager that runs this process: not for the daemon.
 _NOT_INHERITED = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
@@ -208,7 +208,8 @@ class LocalDaemon:
 
 @contextlib.contextmanager
 def _own_pidfd():
-    """This process, as a file descriptor. A pipe would not do: forked children would keep it open."""
+    """A pidfd of this process, by which the daemon sees its end. A pipe would stay open in forked
+    children."""
     if hasattr(os, "pidfd_open"):
         pidfd = os.pidfd_open(os.getpid())
     else:  # a Python that was built with old headers
@@ -223,7 +224,7 @@ def _own_pidfd():
 
 
 def _make_directory():
-    """A new temporary one, of mode 0700, in which the path of a socket is not too long."""
+    """Makes a temporary directory of mode 0700 whose path leaves room for a socket's name."""
     directory = pathlib.Path(tempfile.mkdtemp(prefix="caid-"))
     if len(os.fsencode(directory / _SOCKET)) <= _SOCKET_PATH_MAX:
         return directory
@@ -248,7 +249,7 @@ def _config_path(directory, config):
 
 def _stop(process, directory, owner):
     if os.getpid() != owner:  # a forked child has the object, but not the daemon
-        process.returncode = 0  # and Popen is not to warn of it
+        process.returncode = 0  # so that Popen does not warn
         return None
     status = _end(process)
     shutil.rmtree(directory, ignore_errors=True)
@@ -256,7 +257,7 @@ def _stop(process, directory, owner):
 
 
 def _end(process):
-    """Ends a child that has not been waited for: its pid is nobody else's."""
+    """Ends a child that was not waited for yet, so that its pid was not reused."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of functions that are given none: made by caid.connect() on first use. It is the process's,
-not the user's to close; a forked child gets its own."""
+"""The client that functions use where they are given none. caid.connect() makes it on first use. It belongs
+to the process: users do not close it, and a forked child gets its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._client import Client
 
 
 class _Default(Client):
-    """It is closed with the process, and nobody is to be warned of that."""
+    """A default client, which ends with the process, without a warning."""
 
     __slots__ = ()
 
@@ -22,7 +22,7 @@ class _Default(Client):
         pass
 
 
-_locks: dict = {}  # of each process its own: a child's parent may hold the other
+_locks: dict = {}  # by process id: a forked child must not wait for a lock of its parent's
 _daemons: dict = {}  # (process id, socket; None: that connect() finds): client
 
 
@@ -44,7 +44,7 @@ def default_client() -> Client:
 def client_of(socket: str) -> Client:
     """The client for what another process has sent that uses the daemon at that socket: one of the
     same daemon where root or this user runs it, else default_client()."""
-    try:  # of a link it is the link's owner that counts
+    try:  # a symbolic link's own owner counts
         is_trusted = os.lstat(socket).st_uid in (0, os.geteuid())
     except OSError:
         is_trusted = False
@@ -75,9 +75,10 @@ def _client_at(socket):
 
 
 def _is_alive(client):
-    """Not by dispatch(), which would lower the fd that others wait for."""
+    """Whether a client is open, and its daemon there. Does not call dispatch(), which would take news that
+    others wait for."""
     try:
-        if _has_heard(client):  # that may be its daemon's end
+        if _has_heard(client):  # perhaps the daemon's end
             client.ping()
     except Error:
         return False
@@ -85,7 +86,7 @@ def _is_alive(client):
 
 
 def _has_heard(client):
-    """Whether something has come from the daemon, or that cannot be told."""
+    """Whether the daemon has sent something; True where that cannot be found out."""
     try:
         poll = select.poll()
         poll.register(client.fileno(), select.POLLIN)

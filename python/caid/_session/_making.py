@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a client makes arrays."""
+"""The part of a client that makes arrays."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class Making(Queries):
         return self._create(
             name,
             shape,
-            element.told,
+            element.type_name,
             element.descr,
             strides,
             pool,
@@ -216,7 +216,7 @@ class Making(Queries):
 
 
 def _geometry_of(shape, dtype, order, strides):
-    """(shape, element, strides) of what create() is given; strides None: C order."""
+    """(shape, element, strides) from create()'s arguments; strides None: C order."""
     element, inner = _typestr.of_dtype(dtype)
     shape = _geometry.dims("shape", shape) + inner
     if order not in ("C", "F"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client does by name: opens, publishes, renames, removes and watches."""
+"""The part of a client that goes by names: opens, publishes, renames, unlinks and watches."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The console scripts of the wheel: they become the programs that lie inside the package."""
+"""The wheel's console scripts, which execute the programs inside the package."""
 
 import os
 import pathlib

@@ -17,7 +17,7 @@ _Device = Union[int, str]  # index in Client.devices, or UUID
 
 
 class Queries(_caid.Client):
-    """The half of :class:`caid.Client` that only asks."""
+    """The part of :class:`caid.Client` that only asks."""
 
     __slots__ = ("_device_list",)
 
@@ -196,7 +196,7 @@ class Queries(_caid.Client):
         try:
             yield
         finally:
-            with contextlib.suppress(ClosedError, DisconnectedError):  # then it has ended
+            with contextlib.suppress(ClosedError, DisconnectedError):  # then the deferral has ended
                 self._defer_end()
 
     def withdraw(self, *, pid: int | None = None, gone: bool = False) -> int:

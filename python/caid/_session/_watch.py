@@ -92,7 +92,7 @@ class Watch(Named, _caid.Watch):
     # --- asyncio ----------------------------------------------------------------------------
 
     def _look(self):
-        """A change that is there, or None."""
+        """The next change if it has come, else None."""
         self._check()
         try:
             return self.get(0)
@@ -165,8 +165,8 @@ def create(client, name, pool, timeout):
 
 # --- one reader for all watches of a client in a loop ---------------------------------------
 
-# client: {loop: hub}. The loop's reader holds the hub, and so the client and who waits; here they
-# are held weakly: what waits in a loop that is closed, or was dropped, can be collected.
+# client: {loop: hub}, all by weak references. An event loop's reader holds the hub, and so the client and the
+# waiters; when the loop is closed or dropped, all of them can be collected.
 _hubs: WeakKeyDictionary = WeakKeyDictionary()
 
 
@@ -179,14 +179,13 @@ def _hub(client, loop):
 
 
 class _Hub:
-    """Those who wait in one event loop for watches of one client: each has a signal, after which
-    it looks for itself. The hub reads the client's fd while there are any, and is gone with the
-    last."""
+    """The waiters of one event loop for watches of one client. Each has a signal, after which it looks for
+    its own news. The hub reads the client's fd while there are waiters, and ends with the last."""
 
     def __init__(self, client, loop):
         self.client = client
         self.loop = loop
-        self.fd = None  # of our own: the client may be closed, and its number be another's
+        self.fd = None  # a duplicate: after the client's close its number may be another file's
         self.signals = set()
 
     def add(self, signal):
@@ -213,22 +212,22 @@ class _Hub:
             os.close(fd)
 
     def look_all(self):
-        """Everybody looks for news. What went wrong, every look finds out for itself."""
+        """Has every waiter look for news. Each look raises what went wrong."""
         for signal in self.signals:
             signal.set()
 
     def ready(self):
         """The fd is readable."""
         with contextlib.suppress(Error):
-            self.client.dispatch()  # wakes all, in every loop
+            self.client.dispatch()  # wakes the waiters of all loops
 
     def wake(self):
-        """The same as look_all(), from whatever thread."""
+        """Calls look_all() on the loop's thread. Any thread may call this."""
         with contextlib.suppress(RuntimeError):  # the loop has been closed
             self.loop.call_soon_threadsafe(self.look_all)
 
 
 def wake(client):
-    """There may be news, or none any more: whoever waits for it looks."""
+    """Has all waiters of a client look, since news may have come, or the client may be closed."""
     for hub in list(_hubs.get(client, {}).values()):
         hub.wake()

@@ -28,7 +28,7 @@ _WHICH = "data and device_data: sync_state is to say which of them is up to date
 
 
 def _parameters(shape, dtype, given, found):
-    """From the keyword arguments of a call, a preset, and what data say of themselves, in this order."""
+    """Parameters from a call's keyword arguments, a preset, and what the data tell, in this order."""
     unknown = given.keys() - _FALLBACK.keys() - {"defaults", "dims"}
     if unknown:
         raise TypeError(f"unexpected keyword argument {sorted(unknown)[0]!r}")
@@ -96,7 +96,8 @@ def empty(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> S
 
 
 def _new(made, contents):
-    """A storage with these contents, or what that function of NumPy's makes, then with its name."""
+    """A new storage with these contents, or those that a function of NumPy's makes; published, where it has a
+    name."""
     new = make(made, *allocate(made))
     if callable(contents):  # the zero of "S3" is not 0, and "V3" takes no number
         contents = contents((), made.dtype)
@@ -188,19 +189,19 @@ def storage(
 
 
 def _up_to_date(data, device_data, sync_state):
-    """Which of them that is."""
+    """The one of two buffers that is up to date."""
     if not _are_two(data, device_data):
         return device_data if data is None else data
     if sync_state is None:
         raise invalid(_WHICH)
-    told = [f"{tuple(x.shape)}, {x.dtype}" for x in map(_shown, (data, device_data))]
-    if told[0] != told[1]:
-        raise invalid(f"data and device_data are {told[0]} and {told[1]}")
+    kinds = [f"{tuple(x.shape)}, {x.dtype}" for x in map(_shown, (data, device_data))]
+    if kinds[0] != kinds[1]:
+        raise invalid(f"data and device_data are {kinds[0]} and {kinds[1]}")
     return device_data if sync_state.state == SyncState.SYNC_DEVICE_DIRTY else data
 
 
 def _are_two(data, device_data):
-    """Whether each is a buffer of its own, of which none is left out."""
+    """Whether data and device_data are two buffers, and none is missing."""
     if data is None or device_data is None or data is device_data:
         return False
     if None not in _sides_of(data):
@@ -209,7 +210,7 @@ def _are_two(data, device_data):
 
 
 def _sides_of(source):
-    """Those on which an array_like has a buffer; a list is on the host."""
+    """The sides on which an array_like has a buffer; a list is on the host."""
     try:
         return interface_of(source).keys()
     except TypeError:
@@ -217,7 +218,7 @@ def _sides_of(source):
 
 
 def _shown(source):
-    """What has the shape and type of an array_like."""
+    """An object with the shape and type of an array_like."""
     try:
         interface = interface_of(source)
     except TypeError:
@@ -226,7 +227,7 @@ def _shown(source):
 
 
 def _parameters_of(source, shown, shape, dtype, given, data=None, device_data=None):
-    """The same, of data, which have no other shape; their type counts where none is given."""
+    """_parameters() for data, whose shape is fixed. Their type counts where none is given."""
     if shape is not None and _layout.extents(shape) != tuple(shown.shape):
         raise invalid(f"shape {shape}: the data has {tuple(shown.shape)}")
     found = _found(source, shown)
@@ -238,11 +239,11 @@ def _parameters_of(source, shown, shape, dtype, given, data=None, device_data=No
 
 
 def _found(source, shown):
-    """What data say of themselves."""
+    """The parameters that data tell."""
     if isinstance(source, Storage):
         return source._parameters()._asdict()
     interface = interface_of(source) if hasattr(source, "__gt_data_interface__") else {}
-    halos = [told["halo"] for told in interface.values() if told.get("halo") is not None]
+    halos = [side["halo"] for side in interface.values() if side.get("halo") is not None]
     found = {"layout": _layout.layout_of(shown.shape, shown.strides)}
     if halos:
         found["halo"] = halos[0]
@@ -310,10 +311,10 @@ def _side(x, device):
 
 
 def _check(side, made):
-    """That a buffer is as the parameters say."""
+    """Checks that a buffer is as the parameters say."""
     if (tuple(side.shape), side.dtype) != (made.shape, made.dtype):
-        told = f"the data has {tuple(side.shape)}, {side.dtype}"
-        raise invalid(f"shape {made.shape}, dtype {made.dtype}: {told}")
+        has = f"the data has {tuple(side.shape)}, {side.dtype}"
+        raise invalid(f"shape {made.shape}, dtype {made.dtype}: {has}")
     if not _layout.has_layout(side.shape, side.strides, made.layout):
         raise invalid(f"layout {made.layout}: the buffer has strides {side.strides}")
     if _layout.lead(address_of(side), made.aligned_index, side.strides, made.alignment_size):
@@ -329,7 +330,7 @@ def _wrap(made, host, device, sync_state, are_two):
     if made.device is None:
         if host is None:
             raise invalid("device None: the data has no buffer on the host")
-        if device is not None:  # which is the same memory
+        if device is not None:  # managed: the same memory
             _pending.wait(device._memory)
         return host, None
     if made.managed is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data interface as its consumer: fields on one device, whoever they are of."""
+"""Consumer of the data interface: fields of any library, used on one device."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ from .._memory import _array, _cai
 from . import _layout
 from ._types import Storage
 
-_OURS = {"acquire", "touch", "release", "dims", "halo"}  # of a dict, beside what the array interfaces have
+# Keys of a data interface that the array interfaces do not have.
+_OURS = {"acquire", "touch", "release", "dims", "halo"}
 
 
 def interface_of(obj: Any) -> dict[str | None, dict[str, Any]]:
-    """What an object says of its buffers: by ``__gt_data_interface__``, else by the array interfaces.
-    Raises TypeError where it says nothing, InvalidError where that says nothing of a buffer."""
+    """The dicts by which an object describes its buffers: ``__gt_data_interface__``, else the array
+    interfaces. TypeError: it has none of them; InvalidError: they describe no buffer."""
     if isinstance(obj, _array.Array) and obj.memory in ("device", "legacy"):
         return {"gpu": attribute(obj, "__cuda_array_interface__")}  # the software driver's are seen by the host, too
-    told = attribute(obj, "__gt_data_interface__")
-    if told is None:
+    described = attribute(obj, "__gt_data_interface__")
+    if described is None:
         names = (None, "__array_interface__"), ("gpu", "__cuda_array_interface__")
-        told = {key: each for key, name in names if (each := attribute(obj, name)) is not None}
-    if not told:
+        described = {key: each for key, name in names if (each := attribute(obj, name)) is not None}
+    if not described:
         raise TypeError(f"{type(obj).__name__} has no data interface, and no array interface")
-    for side, each in told.items():
+    for side, each in described.items():
         where = f"the data interface of a {type(obj).__name__}"
         if side not in (None, "gpu"):
             raise invalid(f"{where} has the key {side!r}: None and 'gpu' are known")
         if not isinstance(each, dict) or each.get("data") is None:
             raise invalid(f"{where} has no 'data' in that of {side!r}")
-    return told
+    return described
 
 
-def array_of(obj: Any, device: str | None, told: dict[str, Any]) -> Any:
+def array_of(obj: Any, device: str | None, described: dict[str, Any]) -> Any:
     """The NumPy array, or the Array, that a dict of an object describes."""
     if device is not None and isinstance(obj, (Storage, _array.Array)):
         return (obj._array if isinstance(obj, Storage) else obj).view()
-    told = {name: value for name, value in told.items() if name not in _OURS and value is not None}
+    described = {name: value for name, value in described.items() if name not in _OURS and value is not None}
     if device is None:
-        told["version"] = 3
-        return numpy.asarray(types.SimpleNamespace(owner=obj, __array_interface__=told))
-    return _cai.from_cuda_array_interface({"version": 3, **told}, obj)
+        described["version"] = 3
+        return numpy.asarray(types.SimpleNamespace(owner=obj, __array_interface__=described))
+    return _cai.from_cuda_array_interface({"version": 3, **described}, obj)
 
 
 class ForeignField:
@@ -62,22 +63,22 @@ class ForeignField:
     and nothing failed.
     """
 
-    __slots__ = ("obj", "device", "writes", "array", "_told", "_original")
+    __slots__ = ("obj", "device", "writes", "array", "_described", "_original")
 
     def __init__(self, obj: Any, device: str | None, *, writes: bool = False):
         self.obj, self.device, self.writes = obj, device, writes
         self.array = self._original = None
-        self._told = {}
+        self._described = {}
 
     def __enter__(self) -> Any:
         interface = interface_of(self.obj)
         side = self.device
         if side not in interface:
             side = "gpu" if side is None else None
-        told = interface[side]
-        _call(told, "acquire")
-        self._told = told
-        self.array = array = array_of(self.obj, side, told)
+        described = interface[side]
+        _call(described, "acquire")
+        self._described = described
+        self.array = array = array_of(self.obj, side, described)
         if side != self.device:
             where = self.device or "the host"
             said = f"a {type(self.obj).__name__} has no buffer on {where}: it is copied"
@@ -100,24 +101,24 @@ class ForeignField:
             self._original.copy_from_host(self.array)
         elif self._original is not None:
             self.array.copy_to_host(self._original)
-        _call(self._told, "touch")
+        _call(self._described, "touch")
 
     def release(self) -> None:
         try:
             if self._original is not None and self.device is not None:
                 self.array.close()
         finally:
-            _call(self._told, "release")
+            _call(self._described, "release")
 
 
-def _call(told, name):
-    function = told.get(name)
+def _call(described, name):
+    function = described.get(name)
     if function is not None:
         function()
 
 
 def _outside():
-    """How far up the caller of this package is, for a warning."""
+    """The stack level of the package's caller, for a warning."""
     level, frame = 1, sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(__package__):
         level, frame = level + 1, frame.f_back
@@ -204,17 +205,17 @@ class Fields:
         return tuple(tuple(points.start for points in inside) for _, inside in self._insides())
 
     def _insides(self):
-        """Of each field its dims, and for each of them what is inside of the halo."""
+        """For each field its dims, with the points inside of the halo."""
         for used in self._used:
             is_ours = isinstance(used, Storage)
-            halo, dims = (used.halo, None) if is_ours else map(used._told.get, ("halo", "dims"))
+            halo, dims = (used.halo, None) if is_ours else map(used._described.get, ("halo", "dims"))
             shape = used.shape if is_ours else used.array.shape
             halo = _layout.halo_of(halo, shape)
             inside = [range(start, n - end) for (start, end), n in zip(halo, shape)]
             yield dims or _layout.dims(None, len(shape)), inside
 
     def _is_storage(self, obj):
-        """That has a buffer there."""
+        """Whether a field is a storage with a buffer on that side."""
         return isinstance(obj, Storage) and (obj._host if self._device is None else obj._array) is not None
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
@@ -226,14 +227,14 @@ class Fields:
                         obj._modified(self._device, stream)
             finally:
                 if stream is not None:
-                    self._note(stream)  # who waits for it finds what was modified said, too
+                    self._note(stream)  # first: a waiter for this work finds the modification recorded
             self._leave(lambda field: field.touch(failed=kind is not None))
         finally:
             self._release()
 
     def _note(self, stream):
-        """What is on it by now is work on the memory of all. What is not caid's to order is told when
-        that is done."""
+        """Notes what is on the stream by now as work on the memory of all fields. Foreign fields are touched
+        when that work is done."""
         memories = [array._memory for array in self._arrays]
         _pending.note(memories, stream)
         for memory in memories if self._foreign else ():
@@ -246,7 +247,7 @@ class Fields:
             self._arrays, self._foreign, self._used = (), [], []
 
     def _leave(self, what):
-        """Does it for all that are not storages, also where it fails for some."""
+        """Makes a call for each foreign field, also where it fails for some."""
         if self._foreign:
             with contextlib.ExitStack() as stack:
                 for field in self._foreign:
@@ -264,13 +265,13 @@ def data_interface(data_array: Any) -> dict[str | None, dict[str, Any]]:
     are others; AttributeError: it has none of the interfaces."""
     dims = tuple(map(str, data_array.dims))
     try:
-        told = interface_of(data_array.data)
+        described = interface_of(data_array.data)
     except TypeError as e:
         raise AttributeError(str(e)) from None
-    for each in told.values():
+    for each in described.values():
         if each.get("dims") is not None and tuple(each["dims"]) != dims:
             raise invalid(f"dims {each['dims']} of the data: the DataArray has {dims}")
-    return {side: {**each, "dims": dims} for side, each in told.items()}
+    return {side: {**each, "dims": dims} for side, each in described.items()}
 
 
 def _register(xarray):

@@ -80,7 +80,7 @@ def preset(name: str | None, dtype: Any) -> dict[str, Any]:
 
 
 class Parameters(NamedTuple):
-    """Of a storage that is to be made: what counts where nobody says it."""
+    """The parameters of a storage that is to be made, with their defaults."""
 
     shape: tuple
     dtype: numpy.dtype
@@ -96,7 +96,8 @@ class Parameters(NamedTuple):
 
 
 def checked(p: Parameters) -> Parameters:
-    """Each as it is kept, whoever says it. Raises InvalidError, and TypeError where one is of another type."""
+    """The parameters in the form that is kept. Raises InvalidError, and TypeError for a value of another
+    type."""
     shape, dtype = extents(p.shape), numpy.dtype(p.dtype)
     if dtype.hasobject or dtype.subdtype or not dtype.itemsize:
         raise invalid(f"dtype {dtype}: no type of a storage's points")
@@ -127,7 +128,7 @@ def _alignment(value):
 
 
 def dims(value: Sequence[str] | None, ndim: int) -> tuple[str, ...]:
-    """As a tuple; without any I, J, K, then "0", "1", and so on."""
+    """The dims as a tuple; without any they are I, J, K, then "0", "1", and so on."""
     if value is None:
         return (*AXES[:ndim], *map(str, range(ndim - len(AXES))))
     value = tuple(value)
@@ -138,7 +139,7 @@ def dims(value: Sequence[str] | None, ndim: int) -> tuple[str, ...]:
 
 
 def halo_of(value: Sequence[Any] | None, shape: tuple) -> tuple[tuple[int, int], ...]:
-    """Pairs, of ints and pairs; without any (0, 0)."""
+    """The halo as pairs, from ints and pairs; without any (0, 0)."""
     if value is None:
         return ((0, 0),) * len(shape)
     with contextlib.suppress(TypeError, ValueError):
@@ -154,7 +155,7 @@ def _pair(value):
 
 
 def _aligned_index(value, halo, shape):
-    """As a tuple; without any the first point inside of the halo."""
+    """The index as a tuple; without any that of the first point inside of the halo."""
     if value is None:
         return tuple(start for start, _ in halo)
     value = _geometry.dims("aligned_index", value)
@@ -194,7 +195,7 @@ def padded_strides(shape: tuple, itemsize: int, layout: tuple, alignment: int) -
 
 
 def lead(address: int, index: tuple, strides: tuple, alignment: int) -> int:
-    """How many bytes after an address the first point lies, so that the one of that index is aligned."""
+    """The bytes between an address and the first point with which the point at `index` is aligned."""
     return -(address + sum(i * step for i, step in zip(index, strides))) % alignment
 
 

@@ -18,12 +18,12 @@ from . import _layout
 from ._shared import Shared, described, impossible
 from ._sync import SyncState, address_of
 
-_HEADER = 512  # bytes of the host's memory before a buffer of two, of which the sync state has the first
+_HEADER = 512  # bytes before the host's buffer, where there are two buffers; the sync state lies in the first of them
 
 
 def allocate(p: _layout.Parameters) -> tuple:
-    """(NumPy array or None, Array or None), and, of the daemon's memory, (SyncState of two, Shared); with
-    undefined contents."""
+    """Allocates a storage's buffers, with undefined contents: (NumPy array or None, Array or None), and for
+    memory of the daemon's (SyncState of the two, Shared)."""
     is_cuda = p.device is not None and p.managed == "cuda"
     if is_cuda and p.name is not None:
         raise unsupported(
@@ -48,8 +48,8 @@ def allocate(p: _layout.Parameters) -> tuple:
 
 
 def opened(array: Any, may_copy: bool) -> tuple:
-    """(Parameters, and what allocate() gives) of an array that has been opened by its name. CorruptError:
-    what it tells of its memory cannot be."""
+    """(Parameters, and what allocate() gives) of an array that was opened by name. CorruptError: its metadata
+    do not fit its memory."""
     made, leads = described(array)
     companion = None if made.managed is None else _companion(array)
     host, device = (array, None) if made.device is None else (companion, array)
@@ -70,7 +70,7 @@ def _companion(array):
 
 
 def _check_room(p, array, side, lead, start):
-    """That the points lie in that memory, which is bytes, and are aligned."""
+    """Checks that the memory is bytes, and that all points lie in it, aligned."""
     is_bytes = (side.typestr, side.strides) == ("|u1", (1,))
     fits = is_bytes and start <= lead <= lead + _strides(p)[1] <= side.nbytes
     if not fits or _lead(p, side.device_ptr + lead):
@@ -118,7 +118,7 @@ def _strides(p):
 
 
 def _alignment(p):
-    """No point is aligned less than its type wants."""
+    """The alignment that is asked for, or that of the type, if it is larger."""
     return math.lcm(p.alignment_size, p.dtype.alignment)
 
 

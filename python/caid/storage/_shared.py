@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storages between processes: what a name is of, what its metadata tells, and brackets around it."""
+"""Storages between processes: the memory that a name stands for, its metadata, and brackets around it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from . import _layout
 from ._sync import SyncState, address_of
 
 _KEY, _VERSION = "caid.storage", 1  # of metadata
-_TOLD = _layout.Parameters._fields[:8]  # there; the others are of this process
+_KEPT = _layout.Parameters._fields[:8]  # the parameters in the metadata; the others are of this process
 _ALIGNMENT_MAX = 2 << 20  # of addresses that are others in each process: caid_array_create()
 
 
 class Shared:
-    """The daemon's memory that a storage lies in: bytes of a device, bytes that the host reaches, or both,
-    of which the second is the companion of the first. What a name is of."""
+    """The daemon's memory that a storage lies in, which a name stands for: bytes of a device, bytes that the
+    host reaches, or both. Of two, the second is the companion of the first."""
 
     __slots__ = (
         "made", "host", "device", "leads", "raw", "whole", "arrays", "client", "readonly", "is_public", "may_copy",
@@ -34,13 +34,14 @@ class Shared:
 
     def __init__(self, made: _layout.Parameters, host: Any, device: Any, leads: tuple[int, int]):
         self.made, self.host, self.device = made, host, device
-        self.leads = leads  # bytes in each before the first point
-        self.raw = self.whole = None  # both from there on, as bytes; all points, the host's where it is there
+        self.leads = leads  # bytes before the first point, of each of them
+        self.raw = None  # views of both from the first point on, as bytes
+        self.whole = None  # a view of all points, the host's if there is one
         self.arrays = [array for array in (device, host) if array is not None]
         self.client, self.readonly = self.arrays[0]._memory.client, self.arrays[0].readonly
-        self.is_public = False  # it has had a name: others may use it
-        self.may_copy = True  # where it is read-only: what is out of date, for this process alone
-        self._writer = None  # the thread that has a bracket in which all of it is written
+        self.is_public = False  # it has had a name, so that others may use it
+        self.may_copy = True  # whether a read-only side that is out of date may be copied, for this process alone
+        self._writer = None  # the thread whose bracket writes all of it
         self._copy = None, 0, None  # side that was out of date, version, its bytes
 
     @property
@@ -63,8 +64,8 @@ class Shared:
         )
 
     def copying(self, stream: Any, modified: int, timeout: float | None) -> Any:
-        """A Bracket for a copy from the side that is modified. Where its process is killed, the other side
-        is abandoned, which the next copy writes."""
+        """A Bracket for a copy from the modified side. If its process is killed, the other side is abandoned,
+        and the next copy writes it."""
         sides = (self.host,), (self.device,)
         source, target = sides if modified == SyncState.SYNC_HOST_DIRTY else sides[::-1]
         return _bracket.of_client(self.client, source, target, stream, timeout)
@@ -92,17 +93,17 @@ class Shared:
 
     def _metadata(self, halo):
         element, _ = _typestr.of_dtype(self.made.dtype)
-        told = {name: getattr(self.made, name) for name in _TOLD}
-        told |= {"dtype": element.name or element.typestr, "descr": element.descr, "halo": halo, "leads": self.leads}
+        metadata = {name: getattr(self.made, name) for name in _KEPT}
+        metadata |= {"dtype": element.name or element.typestr, "descr": element.descr, "halo": halo, "leads": self.leads}
         if self.made.device is None:
-            told["managed"] = None
-        return _metadata.encode({_KEY: _VERSION, **told})
+            metadata["managed"] = None
+        return _metadata.encode({_KEY: _VERSION, **metadata})
 
     # --- of mode "r" ------------------------------------------------------------------------
 
     def read(self, sync: SyncState, side: Any) -> Any:
-        """A view of one side; where that is out of date, a view of a copy that is not. StaleError where
-        nothing may be copied."""
+        """A view of one side. Where that side is out of date, a view of an up-to-date copy; StaleError where
+        that may not be made."""
         is_host = isinstance(side, numpy.ndarray)
         stale = SyncState.SYNC_DEVICE_DIRTY if is_host else SyncState.SYNC_HOST_DIRTY
         if sync.state != stale:
@@ -136,7 +137,7 @@ def _on_device(host, shared):
 
 
 def _alike(side, copy, sync):
-    """The view of a copy of the bytes that is as that one of the bytes."""
+    """The view into a copy of the bytes that corresponds to a view of the bytes."""
     if isinstance(side, numpy.ndarray):
         at = address_of(side) - address_of(sync._host)
         return numpy.ndarray(side.shape, side.dtype, copy, at, side.strides)
@@ -149,15 +150,15 @@ def _alike(side, copy, sync):
 
 
 def described(array: Any) -> tuple[_layout.Parameters, tuple[int, int]]:
-    """The Parameters of a storage that has been opened, and its leads. InvalidError: it is none;
-    CorruptError: its metadata cannot be."""
-    told = array.metadata
-    if not isinstance(told, dict) or _KEY not in told:
+    """The Parameters of an opened storage, and its leads. InvalidError: the array is no storage;
+    CorruptError: its metadata are invalid."""
+    metadata = array.metadata
+    if not isinstance(metadata, dict) or _KEY not in metadata:
         raise invalid(f"array {array.name!r} is no storage: Client.open() opens it")
-    if told[_KEY] != _VERSION:
-        raise invalid(f"storage {array.name!r} is of version {told[_KEY]!r}; this caid knows {_VERSION}")
+    if metadata[_KEY] != _VERSION:
+        raise invalid(f"storage {array.name!r} is of version {metadata[_KEY]!r}; this caid knows {_VERSION}")
     try:
-        return _checked(told)
+        return _checked(metadata)
     except (InvalidError, KeyError, TypeError, ValueError, OverflowError) as e:
         raise impossible(array, e) from None
 
@@ -166,15 +167,15 @@ def impossible(array: Any, why: Any) -> CorruptError:
     return corrupt(f"storage {array.name!r}, created by uid {array._memory.uid}: {why}")
 
 
-def _checked(told):
-    element, _ = _typestr.of_dtype(str(told["dtype"]))
-    if told["descr"] is not None:
-        element = _typestr.element_of(element.typestr, element.itemsize, told["descr"])
-    told = {**told, "dtype": _typestr.to_numpy(element)}
-    made = _layout.checked(_layout.Parameters(*(told[name] for name in _TOLD)))
+def _checked(metadata):
+    element, _ = _typestr.of_dtype(str(metadata["dtype"]))
+    if metadata["descr"] is not None:
+        element = _typestr.element_of(element.typestr, element.itemsize, metadata["descr"])
+    metadata = {**metadata, "dtype": _typestr.to_numpy(element)}
+    made = _layout.checked(_layout.Parameters(*(metadata[name] for name in _KEPT)))
     if (made.device, made.managed) not in ((None, None), ("gpu", None), ("gpu", "gt4py")):
         raise ValueError(f"device {made.device!r}, managed {made.managed!r}")
-    host, device = _layout.extents(told["leads"])
+    host, device = _layout.extents(metadata["leads"])
     return made, (host, device)
 
 
@@ -215,7 +216,7 @@ class StorageBracket:
         return self._views[0] if used is self._storage._array else used
 
     def _begin(self, timeout):
-        """Begins it, unless somebody has modified the other side meanwhile."""
+        """Begins the bracket. False where somebody has modified the other side meanwhile."""
         storage, shared = self._storage, self._shared
         may_copy = not self._write and not shared.readonly
         if may_copy:
@@ -242,7 +243,7 @@ class StorageBracket:
             return (), tuple(array for array in (device, host) if array is not None)
         is_on_device = self._device is not None
         if self._shared.readonly and self._storage._is_stale(self._device):
-            is_on_device = not is_on_device  # what is copied
+            is_on_device = not is_on_device  # of the copy
         return (device if is_on_device else host,), ()
 
     def _give_up(self):

@@ -35,8 +35,8 @@ class SyncState:
 
     def __init__(self, state: int = SYNC_CLEAN):
         self._words = bytearray(16)
-        self._part = None  # of the modified buffer, bytes; None: all of it
-        self._seen = self._enqueued = 0  # versions: of the last modification here; on its way to be copied
+        self._part = None  # the modified bytes of the modified buffer; None: all of it
+        self._seen = self._enqueued = 0  # versions: the last one modified here; the one that a copy under way has
         self._host = self._device = self._on_host = self._shared = None
         self._turn, self._books = threading.RLock(), threading.Lock()
         self.state = state
@@ -63,8 +63,8 @@ class SyncState:
         return f"<caid.storage.SyncState SYNC_{name}>"
 
     def _bind(self, host, device, shared=None):
-        """To a NumPy array and an Array of one shape, and the daemon's memory that they lie in, where that
-        is so: there they lie alike, and the words of the state are there."""
+        """Binds the state to a NumPy array and an Array of one shape. Where both lie in the daemon's memory,
+        they have one layout, and the words of the state lie there, too."""
         self._host, self._device, self._shared = host, device, shared
         if shared is not None:
             self._words = memoryview(numpy.asarray(shared.host))[: len(self._words)]
@@ -73,19 +73,20 @@ class SyncState:
         return self
 
     def _part_of(self, view):
-        """The bytes, from the first point on, that a view of the host's buffer lies in."""
+        """The range of bytes, counted from the first point, that a view of the host's buffer covers."""
         low, high = _span(view)
         start = address_of(self._host)
         return low - start, high - start
 
     def _are_of_same_points(self, host, device):
-        """Whether views of both buffers are of the same points; known where those lie alike."""
+        """Whether views of the two buffers are of the same points. It is known where the buffers have one
+        layout."""
         at = address_of(host) - address_of(self._host), address_of(device) - address_of(self._device)
         return self._shared is None or (at[0] == at[1] and host.strides == device.strides)
 
     def _modify(self, state, part):
-        """A part of one side is modified. What the other side alone had is given up: this side counts,
-        all of it."""
+        """Records that a part of one side was modified. Modifications that only the other side had are given
+        up: this side counts as a whole."""
         if self._shared is not None:
             self._shared.check_writable()
         with self._books:
@@ -99,7 +100,7 @@ class SyncState:
             self._seen = version
 
     def _wanted(self, modified, force):
-        """(whether there is something to be copied, the version that it is, its part)"""
+        """(whether a copy is due, the version that it gives, the part to be copied)"""
         with self._books:
             state, version = _caid.sync_load(self._words)
             is_wanted = force or (state == modified and version != self._enqueued)
@@ -110,13 +111,13 @@ class SyncState:
         return self._shared is not None and self._shared.is_public
 
     def _in_turn(self):
-        """While it lasts no other thread copies. Of a storage that has a name brackets do that, and who
-        waits for one keeps no lock."""
+        """A block in which no other thread copies. For a storage with a name brackets see to that, since no
+        lock is held over a wait for a bracket."""
         return contextlib.nullcontext() if self._is_public else self._turn
 
     def _copy(self, modified, force, stream, timeout=None):
-        """From the side that the state `modified` names, what is modified there, or by force all. Without
-        a stream the side that it goes to can be used when this returns. Timeout: of waiting for others."""
+        """Copies from the side that `modified` names to the other: what was modified there, or by `force`
+        all. Without a stream the copy is done on return. timeout: for the wait for others."""
         shared = self._shared
         if not self._is_public or shared.is_writing:
             with self._turn:
@@ -127,7 +128,7 @@ class SyncState:
         elif not self._wanted(modified, force)[0]:
             self._copy_here(modified, force, stream)
         else:
-            with shared.copying(None, modified, timeout):  # after this, all that others have begun is done
+            with shared.copying(None, modified, timeout):  # when this has begun, all that others had begun is done
                 if not stream or not self._wanted(modified, force)[0]:
                     self._copy_here(modified, force, 0)
                     return
@@ -154,8 +155,8 @@ class SyncState:
             self._on_host = mark
 
     def _when_there(self, stream, side, version=0):
-        """When the stream has come to here, that side is modified; SYNC_CLEAN: both are equal up to that
-        version."""
+        """Has the state changed when the stream reaches this point: that side was modified; SYNC_CLEAN: both
+        are equal up to that version."""
         device = max(self._device._memory.mapped_device, 0)
         _stream.of(stream, self._shared.client, device)._sync_change(self._words, side, version)
 
@@ -181,7 +182,7 @@ class SyncState:
 
 
 def address_of(side: Any) -> int:
-    """Of the first point of a NumPy array or an Array."""
+    """The address of the first element of a NumPy array or an Array."""
     return side._address() if isinstance(side, _array.Array) else side.__array_interface__["data"][0]
 
 

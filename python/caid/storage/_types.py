@@ -18,7 +18,7 @@ from ._memory import allocate
 from ._shared import StorageBracket
 from ._sync import SyncState, address_of
 
-# Each by its name, for type checkers.
+# Written out for type checkers.
 __all__ = [
     "CPUStorage", "CUDAManagedGPUStorage", "CUDASyncedGPUStorage", "CudaManagedGPUStorage", "GPUStorage",
     "GT4PySyncedGPUStorage", "GTNoSuchBufferError", "NoSuchBufferError", "SoftwareManagedGPUStorage", "Storage",
@@ -52,7 +52,7 @@ class Storage(NotCompared):
 
     @property
     def _side(self):
-        """The side that says what both are."""
+        """The buffer whose shape and type are the storage's."""
         return self._array if self._host is None else self._host
 
     @property
@@ -126,7 +126,8 @@ class Storage(NotCompared):
         return side
 
     def _give(self, device, make):
-        """What that makes of the buffer of one side, to be written: if it fails, nothing is modified."""
+        """What `make` gives for the buffer of one side, to be written. If it fails, nothing counts as
+        modified."""
         made = make(self._use(device))
         self._use(device, write=True)
         return made
@@ -181,10 +182,10 @@ class Storage(NotCompared):
     def __array_interface__(self) -> dict[str, Any]:
         """dict: NumPy's array interface of the host's buffer, to be written; AttributeError without."""
         host = self._use(None, write=True)
-        told = host.__array_interface__
+        interfaces = host.__array_interface__
         if host is not self._host:  # a copy, which NumPy keeps
-            told = {**told, "data": host.base, "offset": address_of(host) - address_of(host.base)}
-        return told
+            interfaces = {**interfaces, "data": host.base, "offset": address_of(host) - address_of(host.base)}
+        return interfaces
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -200,14 +201,14 @@ class Storage(NotCompared):
         """dict: "gpu" and None to what describes these buffers, with the functions that are to be called
         before it is used ("acquire") and after it was written ("touch"). The device's names the stream of
         the work that caid knows of, as ``__cuda_array_interface__`` does; "acquire" waits for it."""
-        told: dict[str | None, dict[str, Any]] = {}
+        interfaces: dict[str | None, dict[str, Any]] = {}
         if self._host is not None:
             functions = {"acquire": self.device_to_host, "touch": self.set_host_modified}
-            told[None] = {**self._host.__array_interface__, "strides": self._host.strides, **functions}
+            interfaces[None] = {**self._host.__array_interface__, "strides": self._host.strides, **functions}
         if self._array is not None:
             functions = {"acquire": self.host_to_device, "touch": self.set_device_modified}
-            told["gpu"] = {**self._array.__cuda_array_interface__, "strides": self._array.strides, **functions}
-        return {side: {**each, "halo": self._halo} for side, each in told.items()}
+            interfaces["gpu"] = {**self._array.__cuda_array_interface__, "strides": self._array.strides, **functions}
+        return {side: {**each, "halo": self._halo} for side, each in interfaces.items()}
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Of the side that is up to date, the device's where both are."""

@@ -15,8 +15,9 @@ from . import _load, _plan
 def load(
     comm, client, make_plan: Callable[[], _plan.Plan], prefix: str, *, pool, device, progress: Callable
 ) -> int:
-    """The set's generation on this rank's machine. Where it fails anywhere before all have all bytes, none has
-    the name; a publish that fails leaves the others theirs."""
+    """Loads a model, and returns the set's generation on this rank's machine. A failure at any rank before
+    all have all bytes leaves no machine with the name; a publish that fails leaves the other machines
+    theirs."""
     with contextlib.ExitStack() as stack:
         with mpi.Phase(comm) as phase:
             client = client or _default.default_client()

@@ -13,7 +13,7 @@ import caid
 
 from . import _progress, COLUMNS, FormatError, ROWS, load, open, save
 
-_OK, _LOCAL, _REFUSED = 0, 1, 2  # as caidctl's
+_OK, _LOCAL, _REFUSED = 0, 1, 2  # exit statuses, as caidctl's
 _OF_CLIENT = 64  # codes from here on are libcaid's, not the daemon's
 
 
@@ -58,7 +58,8 @@ def _shard(parser, args):
 
 
 class _Interrupts:
-    """Ctrl-C: it ends what can still be undone. Later the first one is too late, and changes nothing."""
+    """Ctrl-C ends a load or save as long as that can be undone. After that the first Ctrl-C changes
+    nothing."""
 
     def __init__(self):
         self._is_late = self._was_told = False
@@ -70,7 +71,7 @@ class _Interrupts:
         raise KeyboardInterrupt(*["the last step had begun, and may be done"] * self._is_late)
 
     def until_all_is_done(self, show):
-        """A progress function after whose last call it is late."""
+        """A progress function: from its last call on, Ctrl-C is too late."""
 
         def tell(done, total):
             show(done, total)
@@ -99,15 +100,15 @@ def _load(parser, args, client, interrupts):
         client=client,
     )
     with open(args.name, pool=args.pool, client=client) as weights:
-        told = {"name": weights.name, "version": version, "arrays": len(weights), "nbytes": weights.nbytes}
-    return told, "{name}@{version}: {arrays} arrays, {nbytes} bytes"
+        result = {"name": weights.name, "version": version, "arrays": len(weights), "nbytes": weights.nbytes}
+    return result, "{name}@{version}: {arrays} arrays, {nbytes} bytes"
 
 
 def _save(_parser, args, client, interrupts):
     with open(args.name, pool=args.pool, client=client) as weights:
         save(weights, args.file, progress=_shown(args, interrupts, f"saving {weights.name}"))
-        told = {"name": weights.name, "version": weights.version, "file": args.file}
-    return told, "{name}@{version}: {file}"
+        result = {"name": weights.name, "version": weights.version, "file": args.file}
+    return result, "{name}@{version}: {file}"
 
 
 def _beside(args):
@@ -117,7 +118,7 @@ def _beside(args):
 
 
 def _open_standard_streams():
-    """What is opened must not get the number of one that is closed."""
+    """Opens the standard streams that are closed, so that no file gets one of their numbers."""
     for name in "stdin", "stdout", "stderr":
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w"))
@@ -133,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     sys.stdout.reconfigure(errors="surrogateescape")  # a file's name may be any bytes
     try:
         with caid.connect(args.socket, name=f"caidctl {args.verb}") as client:
-            told, line = (_load if args.verb == "load" else _save)(parser, args, client, interrupts)
+            result, line = (_load if args.verb == "load" else _save)(parser, args, client, interrupts)
     except (OSError, ValueError, TypeError, FormatError, ImportError) as e:
         print(f"caidctl: {args.verb}: {e}", file=sys.stderr)
         code = getattr(e, "code", _OF_CLIENT)
@@ -141,5 +142,5 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt as e:
         print(f"caidctl: {args.verb}: interrupted: {e if e.args else 'nothing was changed'}", file=sys.stderr)
         return _LOCAL
-    print(json.dumps(told) if args.json else line.format(**told), file=_beside(args))
+    print(json.dumps(result) if args.json else line.format(**result), file=_beside(args))
     return _OK

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading: from files into memory of the daemon, which all see in one step when it is whole."""
+"""Loading: from files into memory of the daemon. All see the model in one step, when it is whole."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .._memory import _array
 from . import _plan
 from ._safetensors import METADATA, check_file, open_file
 
-_METADATA_MAX = 4000  # bytes: a set's are 4,096, and say what these are
+_METADATA_MAX = 4000  # bytes: a set's metadata have 4,096, in which these are one value
 _READ = 4 << 20  # bytes: CUDA_READ_SIZE
 _STREAMS = 4  # that threads share
 _PINNED = 512 << 20  # bytes of page-locked memory for what is converted; more where a row is longer
-_BLOCK = 2 << 20  # bytes: a block of its own for what is larger, no larger than it
+_BLOCK = 2 << 20  # bytes: a larger model gets a block of its own, as large as it is
 
 
 class _Lying:
@@ -40,13 +40,13 @@ class _Lying:
 
 
 class Loading:
-    """A load under way: memory is taken when it is made, then come the bytes, then the name. What it has
-    ends with the stack."""
+    """A load under way. Its memory is taken when it is made; fill() reads the bytes, publish() gives the
+    name. The stack ends what it has."""
 
     def __init__(self, stack: contextlib.ExitStack, client, plan, prefix: str, *, pool, device):
         self._stack, self._client, self._plan, self._prefix = stack, client, plan, prefix
         text = _metadata.encode(plan.metadata).encode()
-        self._text = text if len(text) > _METADATA_MAX else None  # for which the set's own have no room
+        self._text = text if len(text) > _METADATA_MAX else None  # too long for the set's own metadata
         self._check_number()
         self._arena = stack.enter_context(client.arena(device, pool=pool, block_size=_BLOCK))
         self.memory = _reserve(client, self._arena, plan.nbytes, prefix, pool)
@@ -65,26 +65,26 @@ class Loading:
             raise invalid(f"{n} arrays, where a set of this daemon's has at most {most}")
 
     def fill(self, progress: Callable[[int, int], None]) -> None:
-        """From the files."""
+        """Reads the bytes from the files."""
         device = self._arena.device
         _fill(self._client, self._plan, self.memory, device, self._busy, progress, self.make_arrays)
 
     def make_arrays(self) -> None:
-        """Also of memory that is being filled, which nobody else sees yet."""
+        """Makes the arrays. The memory may still be being filled: nobody else sees it yet."""
         for key, part in self._to_make:
             array = _array_of(self._client, self._arena, self.memory, part, self._idle)
             self._arrays[key] = self._stack.enter_context(array)
 
     def publish(self) -> int:
-        """The set's generation."""
+        """Publishes the set. Returns its generation."""
         arrays = {**self._arrays, **{key: self._arrays[of] for key, of in self._plan.tied.items()}}
-        told: dict = {"safetensors": self._plan.metadata}
+        metadata: dict = {"safetensors": self._plan.metadata}
         if self._text is not None:
-            told, arrays[METADATA] = {"safetensors": METADATA}, self._array_of_text()
-        return self._client.publish_many(self._prefix, arrays, metadata=told)
+            metadata, arrays[METADATA] = {"safetensors": METADATA}, self._array_of_text()
+        return self._client.publish_many(self._prefix, arrays, metadata=metadata)
 
     def _array_of_text(self):
-        """Which Weights does not show."""
+        """An array with the files' metadata, which Weights does not show."""
         text, arena = numpy.frombuffer(self._text, "u1"), self._arena
         array = self._client.empty(text.shape, "|u1", pool=arena.pool, device=arena.device)
         self._stack.enter_context(array).copy_from_host(text)
@@ -92,7 +92,7 @@ class Loading:
 
 
 def load(client, plan, prefix, *, pool, device, progress: Callable[[int, int], None]) -> int:
-    """Carries a plan out: the set's generation. Leaves nothing where it fails."""
+    """Carries out a plan, and returns the set's generation. Leaves nothing behind where it fails."""
     with contextlib.ExitStack() as stack:
         loading = Loading(stack, client, plan, prefix, pool=pool, device=device)
         loading.fill(progress)
@@ -103,7 +103,7 @@ def load(client, plan, prefix, *, pool, device, progress: Callable[[int, int], N
 
 
 def _reserve(client, arena, nbytes, prefix, pool):
-    """Memory for the whole, before anything is read. It stays as long as arrays lie in it."""
+    """Takes memory for the whole model, before anything is read. It stays as long as arrays lie in it."""
     try:
         return arena.allocate(nbytes)
     except NO_ROOM as e:
@@ -111,7 +111,7 @@ def _reserve(client, arena, nbytes, prefix, pool):
 
 
 def _who_pins(client, prefix, pool):
-    """Which versions of the model have memory, and by whom."""
+    """A note for an error: which versions of the model have memory, and who holds them."""
     versions = [details for details in client.unnamed(pool=pool) if details.entry.name == prefix]
     if client.exists(prefix, pool=pool):
         versions.append(client.show(prefix, pool=pool))
@@ -123,8 +123,7 @@ def _who_pins(client, prefix, pool):
 
 
 def _array_of(client, arena, memory, part, idle):
-    """The part as an array of its own, without a name. Nothing is waited for: its bytes are there when
-    _fill() has returned."""
+    """An unnamed array of the part. No work is waited for: the bytes are there when _fill() has returned."""
     if 0 in part.shape:
         return client.empty(part.shape, part.element, pool=arena.pool, device=arena.device)
     return _array.of_lease(arena._own(_Lying(memory, part), idle))
@@ -134,7 +133,7 @@ def _array_of(client, arena, memory, part, idle):
 
 
 def _fill(client, plan, memory, device, streams, progress, meanwhile):
-    """The bytes are in the memory when it returns, and meanwhile() has been called."""
+    """Reads all bytes into the memory, and calls meanwhile() while the threads read."""
     plain, others = list(_plan.stretches(plan)), list(_plan.converted(plan))
     control = numpy.zeros(3, "u8")  # the next read, bytes read, whether to stop
     with contextlib.ExitStack() as stack:
@@ -173,7 +172,8 @@ def _fill(client, plan, memory, device, streams, progress, meanwhile):
 
 @contextlib.contextmanager
 def _opened(path, files):
-    """The fd of a file that is what its header was read of, before and after."""
+    """A block with the fd of a file. Checks before and after it that the file is the one whose header was
+    read."""
     fd = open_file(path)
     try:
         check_file(files, fd, path)
@@ -184,7 +184,7 @@ def _opened(path, files):
 
 
 def _table(stretches, paths, ptr):
-    """As the extension has it: struct cuda_stretch."""
+    """The stretches as the extension takes them: struct cuda_stretch."""
     numbers = {path: i for i, path in enumerate(paths)}
     rows, first = [], 0
     for stretch in stretches:
@@ -214,5 +214,5 @@ def _convert(stretch, source, target):
     n, columns, width = _matrix(stretch)
     old, new = (_typestr.to_numpy(element) for element in (part.tensor.element, part.element))
     source = source.view(old).reshape(n, columns)[:, part.columns or slice(None)]
-    with numpy.errstate(over="ignore", invalid="ignore"):  # what is too large is inf, and a NaN is one
+    with numpy.errstate(over="ignore", invalid="ignore"):  # a value that is too large becomes inf, and a NaN stays one
         target.view(new).reshape(n, width)[...] = source

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a model is loaded, as what, and where it comes to lie: known before a byte is read.
+"""The plan of a load, made before a byte is read: which tensors, in which types, at which places.
 
 All arrays of a model lie in one piece of memory, so that a process that opens it maps one block.
 """
@@ -65,7 +65,7 @@ class Shard(NamedTuple):
 
 
 def make(model: Model, prefix: str, dtype: Any, only: Any, shard: Any, tie: Any) -> Plan:
-    """Raises InvalidError, InvalidNameError: what was asked for does not go with the model."""
+    """Makes a Plan. InvalidError, InvalidNameError: the request does not fit the model."""
     wanted = None if dtype is None else _float(dtype)
     shard = None if shard is None else _shard(*shard)
     keys = _chosen(model.tensors, [only] if isinstance(only, str) else only)
@@ -89,12 +89,12 @@ def _chosen(tensors, patterns):
         chosen = [key for key in tensors if match(key)]
     if not chosen:
         raise invalid("no tensors" if patterns is None else f"no tensor matches {list(patterns)}")
-    # In the order in which they lie there: what follows one another is read, and copied, together.
+    # In the order of the files, so that neighbours are read, and copied, together.
     return sorted(chosen, key=lambda key: (tensors[key].path, tensors[key].offset))
 
 
 def _check_name(prefix, key):
-    """Says before the load what the daemon would say after it."""
+    """Checks a name before the load, with the daemon's errors."""
     name = prefix + key
     try:
         n = len(name.encode())
@@ -116,20 +116,21 @@ def _float(dtype):
 
 
 def _check_convertible(element):
-    """Before the load, since without ml_dtypes NumPy takes such a type for raw memory."""
+    """Checks before the load that NumPy can convert: without ml_dtypes it takes such a type for raw
+    memory."""
     if element.name and _typestr.to_numpy(element).name != element.name:
         raise ImportError(f"to convert {element.name}, ml_dtypes is needed: it is not installed")
 
 
 def _is_float(element):
-    """What can be converted: not what lies packed."""
+    """Whether a type is a float that can be converted. Packed types cannot."""
     if element.name in _typestr.PACKED:
         return False
-    return element.told[1:2] == "f" or element.told.startswith(("float", "bfloat"))
+    return element.type_name[1:2] == "f" or element.type_name.startswith(("float", "bfloat"))
 
 
 def _tied(model, parts, tie):
-    """Of the files, what safetensors.torch.save_model() has left out, as they tell it."""
+    """The keys that safetensors.torch.save_model() has left out of the files, from their notes."""
     tied = {
         key: of
         for key, of in model.metadata.items()
@@ -192,7 +193,7 @@ def _row_bytes(part):
 
 
 class Stretch(NamedTuple):
-    """Bytes of a file, as they go to the memory at `at`; those that are not as in the file have a part."""
+    """A range of a file's bytes, which goes to the memory at `at`. `part` is set where they are converted."""
 
     path: str
     offset: int
@@ -202,7 +203,7 @@ class Stretch(NamedTuple):
 
 
 def stretches(plan: Plan) -> Iterator[Stretch]:
-    """What is copied as it is, those that follow one another on both sides together."""
+    """The stretches that are copied unchanged. Neighbours on both sides are one stretch."""
     last = None
     for part in plan.parts.values():
         if not part.is_same or not _nbytes(part):
@@ -221,7 +222,8 @@ def stretches(plan: Plan) -> Iterator[Stretch]:
 
 
 def converted(plan: Plan) -> Iterator[Stretch]:
-    """What is not: at most CHUNK bytes at a time, before and after, or a row where that is longer."""
+    """The stretches that are converted: each has CHUNK bytes at most, before and after, or one row where a
+    row is longer."""
     for part in plan.parts.values():
         if part.is_same or not _nbytes(part):
             continue
@@ -239,6 +241,6 @@ def converted(plan: Plan) -> Iterator[Stretch]:
 
 
 def _rows(part):
-    """Where those that are read begin in the file, and how many bytes they have."""
+    """Where the rows to be read begin in the file, and their bytes."""
     each = _row_bytes(part)
     return part.tensor.offset + each * part.rows.start, each * (part.rows.stop - part.rows.start)

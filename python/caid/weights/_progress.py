@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a load or save is: a bar on a terminal, else a line every ten seconds."""
+"""Progress of a load or save: a bar on a terminal, else a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EVERY = 10.0  # seconds, where it is no terminal
 
 
 def none(done: int, total: int) -> None:
-    """Says nothing."""
+    """A progress function that shows nothing."""
 
 
 def shown(what: str, stream=None) -> Callable[[int, int], None]:

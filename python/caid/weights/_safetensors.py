@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The safetensors format: what a file says it has, checked before anything of it is believed.
+"""The safetensors format: reads a file's header, and checks all that it says.
 
 A file is 8 bytes (the header's length, little-endian), the header (JSON: each tensor's dtype, shape and
 offsets), and the tensors' bytes, without holes. Source: the format's page in the safetensors project;
@@ -23,7 +23,7 @@ _SIZE_MAX = 1 << 62  # bytes of a tensor
 _INDEX = ".safetensors.index.json"
 METADATA = "__metadata__"  # the one key that is no tensor's
 
-# What the format calls it: what caid does; in the order of its library.
+# The format's types, and caid's names of them, in the order of the format's library.
 TYPES = {
     "BOOL": "|b1",
     "F4": "float4_e2m1fn_x2",
@@ -48,11 +48,11 @@ TYPES = {
     "I64": "<i8",
     "U64": "<u8",
 }
-_WORDS = {told: word for word, told in TYPES.items()}
+_WORDS = {name: word for word, name in TYPES.items()}
 _ORDER = {word: i for i, word in enumerate(TYPES)}
 
 
-_HEAD = 64  # bytes, which tell what a file is
+_HEAD = 64  # bytes by which other formats are recognised
 _OTHERS = {
     b"version https://git-lfs": "a pointer of Git LFS to a file that is still to be fetched (git lfs pull)",
     b"PK\x03\x04": "a zip file, as PyTorch's .bin, .pt and .pth are",
@@ -93,7 +93,7 @@ class Model(NamedTuple):
 
 
 def open_file(path):
-    """An fd to read from. Only of a regular file: others may block, or never end."""
+    """Opens a file to read. Only a regular file is taken: others may block, or never end."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -105,13 +105,13 @@ def open_file(path):
 
 
 def _which(fd):
-    """A file and its contents, as far as the system tells one from another."""
-    told = os.fstat(fd)
-    return told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns
+    """What identifies a file and its contents to the system."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def check_file(files, fd, path):
-    """Raises FormatError: it is not what its header was read of."""
+    """Raises FormatError where the file is not the one whose header was read."""
     if _which(fd) != files[path]:
         raise FormatError(f"{path}: it has changed since its header was read")
 
@@ -139,7 +139,7 @@ def read_file(path) -> Model:
 
 
 def _what_it_is(head):
-    """What a file is that begins so, if that is known."""
+    """Which other format a file is of, by its first bytes, if that is known."""
     if not head:
         return "an empty file"
     text = head.lstrip().lower()
@@ -163,9 +163,10 @@ def _read(fd, path, n, offset):
 
 
 def parse(header: bytes, n_data: int, path: str = "header") -> Model:
-    """The model that a header tells of, with so many bytes after it. Raises FormatError."""
+    """The model that a header describes, in a file with so many bytes after the header. Raises
+    FormatError."""
     try:
-        told = json.loads(
+        fields = json.loads(
             header.decode(),
             object_pairs_hook=_unique,
             parse_constant=_no_constant,
@@ -173,15 +174,15 @@ def parse(header: bytes, n_data: int, path: str = "header") -> Model:
         )
     except (ValueError, RecursionError) as e:
         raise FormatError(f"{path}: the header is not its JSON: {e}") from None
-    if not isinstance(told, dict) or header[:1] != b"{":
+    if not isinstance(fields, dict) or header[:1] != b"{":
         raise FormatError(f"{path}: the header is not an object")
-    metadata = told.pop(METADATA, None)
+    metadata = fields.pop(METADATA, None)
     if metadata is not None and not _is_text(metadata):
         raise FormatError(f"{path}: __metadata__ is not text by text")
-    if not _is_utf8([*told, *(metadata or {}), *(metadata or {}).values()]):
+    if not _is_utf8([*fields, *(metadata or {}), *(metadata or {}).values()]):
         raise FormatError(f"{path}: a key, or text of __metadata__, has half a surrogate pair")
     start = 8 + len(header)
-    tensors = {key: _tensor(path, key, value, start) for key, value in told.items()}
+    tensors = {key: _tensor(path, key, value, start) for key, value in fields.items()}
     _check_holes(path, tensors.values(), start, n_data)
     return Model(tensors, metadata or {}, {})
 
@@ -304,8 +305,8 @@ def _read_index(path):
         if size > HEADER_MAX:
             raise FormatError(f"{path}: {size} bytes, where there may be {HEADER_MAX}")
         text = _read(fd, path, size, 0)
-        told = json.loads(text, object_pairs_hook=_unique)
-        where = told["weight_map"]
+        index = json.loads(text, object_pairs_hook=_unique)
+        where = index["weight_map"]
     except FormatError:
         raise
     except (ValueError, RecursionError, TypeError, KeyError) as e:
@@ -342,10 +343,10 @@ def is_note(key: str, of: str) -> bool:
 
 
 def _word(key, array):
-    told = array._layout.element.told
-    if told not in _WORDS:
-        raise TypeError(f"{key!r}: safetensors has no type for {told!r}")
-    return _WORDS[told]
+    name = array._layout.element.type_name
+    if name not in _WORDS:
+        raise TypeError(f"{key!r}: safetensors has no type for {name!r}")
+    return _WORDS[name]
 
 
 def header_of(arrays, metadata) -> tuple[bytes, dict[str, int]]:
@@ -361,9 +362,9 @@ def header_of(arrays, metadata) -> tuple[bytes, dict[str, int]]:
     """
     if METADATA in arrays:
         raise ValueError(f"{METADATA!r}: safetensors has no tensor of that name")
-    told, offsets, at = {}, {}, 0
+    header, offsets, at = {}, {}, 0
     if metadata:
-        told[METADATA] = dict(metadata)
+        header[METADATA] = dict(metadata)
     words = {key: _word(key, array) for key, array in arrays.items()}
     for key in sorted(arrays, key=lambda key: (-_ORDER[words[key]], key)):
         array, word = arrays[key], words[key]
@@ -373,9 +374,9 @@ def header_of(arrays, metadata) -> tuple[bytes, dict[str, int]]:
             if not shape:
                 raise TypeError(f"{key!r}: {lanes} elements that lie packed need a dimension")
             shape[-1] *= lanes
-        told[key] = {"dtype": word, "shape": shape, "data_offsets": [at, end]}
+        header[key] = {"dtype": word, "shape": shape, "data_offsets": [at, end]}
         offsets[key], at = at, end
-    text = json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > HEADER_MAX:
         raise ValueError(f"a header of {len(text)} bytes, where there may be {HEADER_MAX}")

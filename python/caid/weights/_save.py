@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving: a set's arrays, byte for byte, as a safetensors file that is there when it is whole."""
+"""Saving: a set's arrays, byte for byte, as a safetensors file, which appears when it is whole."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _tied(opened, text):
 
 
 def _write_in_order(fd, header, arrays, offsets, progress):
-    """To a pipe, from this thread, which Ctrl-C reaches."""
+    """Writes to a pipe, from this thread, so that Ctrl-C ends it."""
     done = -len(header)
     for part in itertools.chain([header], _in_order(arrays, offsets)):
         view = memoryview(part)

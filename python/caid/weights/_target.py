@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is written to: a regular file, by whatever links and in whichever way it is to be had, or a pipe."""
+"""The file that a model is written to: a regular file, also behind links, which is replaced or written in
+place; or a pipe."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def opened(path, size: int) -> Iterator[int]:
                 yield old
             return
         fd, temporary = new
-        os.posix_fallocate(fd, 0, size)  # no room is said now
+        os.posix_fallocate(fd, 0, size)  # raises now where there is no room
         yield fd
         os.fsync(fd)
         try:
@@ -56,7 +57,7 @@ def opened(path, size: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _named(path):
-    """What the system says, it says of the path, and not of another file."""
+    """Has errors of the system name the path, and no other file."""
     try:
         yield
     except OSError as e:
@@ -66,7 +67,8 @@ def _named(path):
 
 
 def _open_old(path):
-    """What is there; None: nothing. What the caller may not write is not replaced either."""
+    """Opens the file that is there; None where there is none. A file that the caller may not write is not
+    replaced either."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -83,8 +85,8 @@ def _open_old(path):
 
 @contextlib.contextmanager
 def _beside(target, old):
-    """(fd, path) of a new file that can take the place of the old one, gone when the block ends otherwise;
-    None: there can be none."""
+    """A block with (fd, path) of a new file that can replace the old one; None where none can be made. The
+    block's end removes the new file, unless it has replaced the old one."""
     temporary = os.path.join(os.path.dirname(target), f".caid-{secrets.token_hex(8)}.tmp")
     try:
         mode = 0o666 if old is None else 0o600
@@ -101,7 +103,7 @@ def _beside(target, old):
             yield None
     finally:
         os.close(fd)
-        with contextlib.suppress(FileNotFoundError):  # it has the path
+        with contextlib.suppress(FileNotFoundError):  # it has replaced the old file
             os.unlink(temporary)
 
 
@@ -115,10 +117,10 @@ def _is_at(target, fd):
 
 def _made_alike(fd, old):
     """Whether it could be given the old one's owner, mode and extended attributes, of which an ACL is one."""
-    told = os.fstat(old)
+    before = os.fstat(old)
     try:
-        os.fchown(fd, told.st_uid, told.st_gid)
-        os.fchmod(fd, stat.S_IMODE(told.st_mode))
+        os.fchown(fd, before.st_uid, before.st_gid)
+        os.fchmod(fd, stat.S_IMODE(before.st_mode))
         wanted = _attributes(old)
         for name in _attributes(fd).keys() - wanted.keys():
             os.removexattr(fd, name)
@@ -127,7 +129,7 @@ def _made_alike(fd, old):
     except OSError:
         return False
     made = os.fstat(fd)
-    return (made.st_uid, made.st_gid, made.st_mode) == (told.st_uid, told.st_gid, told.st_mode)
+    return (made.st_uid, made.st_gid, made.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
 
 
 def _attributes(fd):
@@ -156,7 +158,7 @@ def _in_place(path, fd, size):
 
 @contextlib.contextmanager
 def _said(path, what):
-    """What ends the block says what has become of the path."""
+    """Has the exception that ends the block say what has become of the path."""
     try:
         yield
     except Exception as e:

@@ -39,7 +39,7 @@ def parse(name: str) -> tuple[str, int | None]:
 
 
 def elements_of(array: Array) -> tuple:
-    """What arrays of a set are equal in that are one array."""
+    """A key that is equal for entries of a set that are one array."""
     memory, layout = array._memory, array._layout
     return memory.block, memory.offset, layout.shape, layout.strides, layout.element
 
@@ -57,7 +57,7 @@ class Weights(NotCompared, Mapping[str, Array]):
     def __init__(self, client: Client, opened: Set):
         self._client = client
         self._set = opened
-        is_long = self._told().get("safetensors") == METADATA and METADATA in opened
+        is_long = self._own_metadata().get("safetensors") == METADATA and METADATA in opened
         self._hidden = METADATA if is_long else None  # the array that has the files' metadata
         self._text: Any = None  # those, once they have been read
 
@@ -120,24 +120,25 @@ class Weights(NotCompared, Mapping[str, Array]):
     @property
     def metadata(self) -> Any:
         """object: what it was loaded or published with."""
-        return self._told().get("metadata")
+        return self._own_metadata().get("metadata")
 
     @property
     def file_metadata(self) -> dict[str, str]:
         """dict of str: what its files had as ``__metadata__``, in full."""
-        told = self._told().get("safetensors")
+        metadata = self._own_metadata().get("safetensors")
         if self._hidden is not None:
-            told = self._text = self._text or self._read_text()
-        return {k: v for k, v in told.items() if isinstance(v, str)} if isinstance(told, dict) else {}
+            metadata = self._text = self._text or self._read_text()
+        return {k: v for k, v in metadata.items() if isinstance(v, str)} if isinstance(metadata, dict) else {}
 
     def _read_text(self):
         with self._set[self._hidden] as text:
             return _metadata.decode(text.copy_to_host().tobytes())
 
-    def _told(self):
-        """Of a set that another program has published it may be anything."""
-        told = self._set.metadata
-        return told if isinstance(told, dict) else {}
+    def _own_metadata(self):
+        """The set's metadata as a dict. A set that another program has published may have any: {} stands for
+        those."""
+        metadata = self._set.metadata
+        return metadata if isinstance(metadata, dict) else {}
 
     # --- arrays -----------------------------------------------------------------------------
 
@@ -187,7 +188,7 @@ class Weights(NotCompared, Mapping[str, Array]):
         return self._taken(lambda array: jax.dlpack.from_dlpack(_array.writable(array)))
 
     def _taken(self, take):
-        """One array under two keys is one tensor, as a module with tied weights has it."""
+        """Tensors by key. An array under two keys is one tensor, as a module with tied weights has it."""
         taken: dict[Any, Any] = {}
         tensors = {}
         for key, array in self.items():
