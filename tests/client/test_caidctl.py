@@ -740,6 +740,14 @@ VERBS = [*VERBS[: VERBS.index("flush")], *PYTHONS, *VERBS[VERBS.index("flush") :
 OPTIONS = ["--" + name for name in re.findall(r'{"([a-z-]+)", (?:no|required)_argument', SOURCE)]
 
 
+def test_manuals_have_all():
+    root = TOOLS.parents[1]
+    caidctl_1, libcaid_3 = ((root / f"docs/man/{page}.scd").read_text("utf-8") for page in ("caidctl.1", "libcaid.3"))
+    functions = re.findall(r"\bcaid_\w+", (root / "client/caid.syms").read_text("utf-8"))
+    assert [word for word in VERBS + OPTIONS if f"*{word}" not in caidctl_1] == []
+    assert [name for name in functions if f"*{name}*()" not in libcaid_3] == []
+
+
 @pytest.fixture
 def names(socket, client):
     """Two arrays; the environment of a shell."""
