@@ -192,8 +192,8 @@ class MemPool(torch.cuda.MemPool):
 
 
 def last_error() -> Error | None:
-    """Why an allocation, or giving back, has failed last, since this was asked last; None where
-    none has. PyTorch itself is told of no reason."""
+    """The error of the last allocation, or free, that has failed since the previous call; None where none
+    has. PyTorch itself does not get the reason."""
     return _caid.torch_error()
 
 

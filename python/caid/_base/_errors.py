@@ -114,7 +114,7 @@ class QuotaError(Error, code=ErrorCode.QUOTA):
 
 
 class LimitError(Error, code=ErrorCode.LIMIT):
-    """As many names, leases, connections, ... as there may be."""
+    """A limit is reached: of names, leases, connections, ..."""
 
 
 class OutOfMemoryError(Error, MemoryError, code=ErrorCode.NO_MEMORY):
@@ -174,7 +174,7 @@ class LostError(Error, code=ErrorCode.LOST):
 
 
 class InternalError(Error, code=ErrorCode.INTERNAL):
-    """Two daemons have died of this call, which is not made again: it is a defect of caid's."""
+    """Two daemons have crashed in this call, which is not repeated: a defect of caid."""
 
 
 class LostWarning(UserWarning):
@@ -207,7 +207,7 @@ class SystemCallError(Error, code=ErrorCode.SYSTEM):
 
 
 class CorruptError(Error, code=ErrorCode.CORRUPT):
-    """What the creator of an array says of its elements cannot be: the message names him."""
+    """The creator of an array has described its elements wrongly: the message names the user."""
 
 
 class InterruptError(Error, InterruptedError, code=ErrorCode.INTERRUPTED):
@@ -215,8 +215,8 @@ class InterruptError(Error, InterruptedError, code=ErrorCode.INTERRUPTED):
 
 
 class UnavailableError(AttributeError):
-    """What an attribute would tell is not there now: its array, stream, … is closed, was inherited by ``fork()`` or
-    could not be opened. ``__cause__`` is the error, which methods raise: no class can be an OSError and an
+    """An attribute has no value now: its array, stream, … is closed, was inherited by ``fork()`` or could not
+    be opened. ``__cause__`` is the error, which methods raise: no class can be an OSError and an
     AttributeError, as hasattr(), inspect.getmembers() and completion expect one."""
 
 

@@ -45,8 +45,8 @@ class Event(OfProcess, _caid.Event):
         Parameters
         ----------
         handle : bytes
-            The 64 of its `ipc_handle`, which travel as they like: in a message, or as the metadata
-            of an array.
+            Its `ipc_handle`, 64 bytes, which may be sent by any means: in a message, or as the metadata of an
+            array.
         client : Client, optional
             Without it, this process's driver is used, with no daemon.
         device : int or str
@@ -68,8 +68,8 @@ class Event(OfProcess, _caid.Event):
         return f"<caid.Event {self._number:#x} device={self.device}>"
 
     def record(self, stream: Any = 0) -> None:
-        """The event is passed when the stream has come to here. What was recorded before counts no
-        more, but for those who wait for it already.
+        """Records the event: it passes when the stream reaches this point. Only those who wait already still
+        wait for what was recorded before.
 
         Parameters
         ----------
@@ -85,8 +85,8 @@ class Event(OfProcess, _caid.Event):
         self._record(_any_stream.numba_handle(stream))
 
     def wait(self, stream: Any = 0) -> None:
-        """What is enqueued on the stream from here on comes after the event, as it was recorded
-        last by now. The host does not wait. Parameters and errors as for record()."""
+        """Has the stream wait for what was recorded last: work that is enqueued from now on comes after it.
+        The host does not wait. Parameters and errors as for record()."""
         self._wait(_any_stream.numba_handle(stream))
 
     def synchronize(self) -> None:

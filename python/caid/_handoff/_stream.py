@@ -29,11 +29,10 @@ _NAMES = {1: "legacy", 2: "per-thread"}  # the default streams
 class Stream(OfProcess, Closing, _caid.Stream):
     """A CUDA stream: what :meth:`caid.Client.stream` creates, or one of any library.
 
-    A created stream is destroyed by ``close()``, by leaving its ``with`` block, when it is
-    collected (then with a ResourceWarning), or with its client; what is on it is done all the
-    same, and it goes when no array is bound to it (:meth:`caid.Array.bind`). One that was wrapped,
-    by :meth:`from_handle`, is never destroyed: the object that it was made from is kept alive. A
-    stream keeps its client alive.
+    A created stream is destroyed by ``close()``, by leaving its ``with`` block, when it is collected (then
+    with a ResourceWarning), or with its client; its work is still done, and it lives on as long as an array
+    is bound to it (:meth:`caid.Array.bind`). A stream that was wrapped by :meth:`from_handle` is never
+    destroyed: the object that it was made from is kept alive. A stream keeps its client alive.
 
     Wherever caid takes a stream, it takes this, the number of one, and the stream objects of
     CuPy, Numba, PyTorch and cuda.core. To these, this is a stream by ``__cuda_stream__()``::
@@ -63,12 +62,12 @@ class Stream(OfProcess, Closing, _caid.Stream):
         Parameters
         ----------
         handle : int or stream object
-            1 (legacy default), 2 (per-thread default), a CUstream, or an object with
-            ``__cuda_stream__()``, or of CuPy, Numba or PyTorch, which is kept alive. Of a number
-            alone the caller sees to that.
+            1 (legacy default), 2 (per-thread default), a CUstream, or an object with ``__cuda_stream__()``,
+            or of CuPy, Numba or PyTorch, which is kept alive. The caller keeps the stream of a plain number
+            alive.
         client : Client, optional
-            Whose brackets and timelines run on the stream: synchronize() and check() tell of those.
-            Without it, this process's driver is used, with no daemon, and they tell of none.
+            The client whose brackets and timelines use the stream: synchronize() and check() raise their
+            errors. Without it, this process's driver is used, with no daemon, and there are none.
         device : int or str
             Index or, with a client, UUID of the device whose primary context 1 and 2 mean, in a
             thread that has no current one.
@@ -118,9 +117,8 @@ class Stream(OfProcess, Closing, _caid.Stream):
         Raises
         ------
         AbandonedError
-            The stream was let go from a wait, of a bracket or a timeline, for a process that has
-            died: what came after it on the stream may have read what is not whole. It is told
-            once.
+            A wait of the stream, for a bracket or a timeline, ended because the other process has died: later
+            work on the stream may have read incomplete data. Raised once.
         DriverError
             The work has failed, or the driver knows no such stream.
         """

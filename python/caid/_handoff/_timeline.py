@@ -45,7 +45,7 @@ class Timeline(Named, _caid.Timeline):
     # --- signal and wait --------------------------------------------------------------------
 
     def signal(self, stream: Any, value: int) -> None:
-        """`value` is reached when the stream has come to here. Does not wait.
+        """The timeline reaches `value` when the stream reaches this point. Does not wait.
 
         Parameters
         ----------
@@ -70,10 +70,10 @@ class Timeline(Named, _caid.Timeline):
     def wait(
         self, stream: Any, value: int, timeout: float | None = None, ahead: bool = False
     ) -> None:
-        """What is enqueued on the stream from here on comes after `value`.
+        """Has the stream wait: work that is enqueued on it from now on comes after `value`.
 
-        Holds the host until the signal has been submitted, then enqueues the wait: no stream waits
-        for what nobody has promised.
+        Blocks the host until the signal has been submitted, then enqueues the wait: so no stream waits for
+        work that was never submitted.
 
         Parameters
         ----------

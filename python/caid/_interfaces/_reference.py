@@ -40,11 +40,12 @@ _NAMELESS = (
 
 @attributes
 class Reference(Closing):
-    """Where an array is: what is sent in its place to who is on the same machine, and need not be.
+    """Where an array is: a reference is sent in place of an array, to processes that may be on the same
+    machine, or not.
 
-    Any pickle sends it. It is small, and tells shape and type where the array cannot be opened, too. One
-    that arrives grants nothing that its reader does not have: it is opened at a daemon that this process
-    has connected to by itself, which asks for the pool's permission, and for a ticket if there is no name.
+    Any pickle sends it. It is small, and has the shape and type even where the array cannot be opened. It
+    grants no rights: the receiver opens it at a daemon that it has connected to by itself, which checks the
+    pool's permission, and a ticket if there is no name.
 
     Parameters
     ----------
@@ -146,7 +147,7 @@ class Reference(Closing):
         mode: Literal["r", "rw"] | None = None,
         device: int | str | None = None,
     ) -> Array:
-        """Opens the array. What is done with it comes after the work on it that its sender knew of.
+        """Opens the array. Its use here comes after the sender's work on it that caid knows of.
 
         Parameters
         ----------
@@ -238,8 +239,8 @@ class Reference(Closing):
     # --- what its maker has -----------------------------------------------------------------
 
     def close(self) -> None:
-        """Keeps the array no longer: nobody can open it by this reference any more, unless its name shows
-        it. Idempotent; does nothing to one that has arrived."""
+        """Stops keeping the array: nobody can open it by this reference any more, except by its name.
+        Idempotent; does nothing for a reference that was received."""
         try:
             client, view = (self._kept or []).pop()
         except IndexError:

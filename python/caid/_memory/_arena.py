@@ -34,23 +34,23 @@ class Arena(OfProcess, Closing, _caid.Arena):
         x = arena.allocate(1 << 20)                    # x.ptr, x.nbytes; freed with x
         arena.publish("weights", x, shape=(512, 512), dtype="<f4")
 
-    An allocation asks neither the daemon nor the driver where there is room. What has been freed is
-    used again when the work is done that the device's primary context had by then, and not before
-    some of it has come together (`set_limits`).
+    Where a block has room, an allocation asks neither the daemon nor the driver. Freed memory is reused when
+    all work is done that the device's primary context had when it was freed, and only when enough of it waits
+    (`set_limits`).
 
-    An arena is closed by ``close()``, by leaving its ``with`` block, when it is collected, or with
-    its client, which it keeps alive. Allocations keep it, and their memory: that goes with the last
-    of them, also when the arena has been closed before. What is left when the client is closed may be
-    used on, and goes back when the process exits.
+    An arena is closed by ``close()``, by leaving its ``with`` block, when it is collected, or with its
+    client, which it keeps alive. Allocations keep the arena alive, and their memory even after its close; the
+    memory goes back with the last of them. Allocations that are left when the client is closed stay usable
+    until the process exits.
 
     Notes
     -----
     It may be used from any thread, with any context current or none. The rules by which memory waits
     are those of Numba's deallocation queue.
 
-    Freed memory does not become reusable while a blocking stream of the device's primary context
-    captures a graph, or the current stream of the framework whose arena it is: looking whether it may
-    would end the capture. Beside other streams' captures, `defer_cleanup` keeps it from that.
+    No freed memory becomes reusable while a blocking stream of the device's primary context captures a graph,
+    or the current stream of the framework whose arena it is, since the test whether it may be reused would
+    end the capture. For captures on other streams, use `defer_cleanup`.
     """
 
     __slots__ = ("_client", "_device", "_memory", "_pool", "_current_stream", "__weakref__")
@@ -130,7 +130,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
 
     @property
     def info(self) -> ArenaInfo:
-        """ArenaInfo: its figures, now. What is published is so as far as the daemon has told."""
+        """ArenaInfo: its figures, now. Published parts are counted as of the daemon's last message."""
         _releaser.read(self._client)
         return ArenaInfo._make(self._info())
 
@@ -183,8 +183,8 @@ class Arena(OfProcess, Closing, _caid.Arena):
         """Puts an array that lies in the arena's memory under a name of its pool, at once and as a
         whole, without a copy: see :meth:`caid.Array.publish`.
 
-        Whoever opens the name has the same memory, until it is closed there. Nothing else is to be
-        written to it meanwhile but what those who read it expect.
+        Whoever opens the name has the same memory, until he closes it. Meanwhile only what its readers expect
+        may be written to it.
 
         Parameters
         ----------

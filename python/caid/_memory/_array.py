@@ -87,27 +87,26 @@ class Array(Elements, OfProcess, NotCompared, Closing):
     and can be copied; elements are not computed with or compared here: hand the array to any library
     that knows the CUDA Array Interface. Indexing gives views, never values; assignment copies.
 
-    An array is closed by ``close()``, by leaving its ``with`` block, or when it is collected
-    (then with a ResourceWarning, views excepted). The lease ends when the array and all its
-    views are closed; a view's ``close()`` gives up that view alone. Closing a client closes its
-    arrays. What uses a closed array raises ClosedError; shape, type and names stay known. So they do
-    in a child made by ``os.fork()``, where all that would reach the memory raises ForkedError. Attributes
-    raise UnavailableError, an AttributeError that comes from it.
+    An array is closed by ``close()``, by leaving its ``with`` block, or when it is collected (then with a
+    ResourceWarning, views excepted). The lease ends when the array and all its views are closed; a view's
+    ``close()`` gives up that view alone. Closing a client closes its arrays. Methods of a closed array that
+    need its memory raise ClosedError, and in a child made by ``os.fork()`` ForkedError; shape, type and names
+    stay known. Attributes raise UnavailableError, an AttributeError, from these errors.
 
-    Arrays, and views of them, go through :mod:`multiprocessing` without a copy: to one receiver, which
-    has them in the same mode, after the work on them that caid knows of here. The memory stays until
-    then, or until 10 minutes (``ticket_ttl`` of caid.conf(5)) after this client is closed or its process
-    has ended, or :meth:`Client.withdraw` gives it up, whether the array is closed meanwhile or not; but a Queue
-    pickles in a thread, after ``put()`` has returned, and has to find it open (``put(a.view())`` does
-    that): else it arrives as one that says so. A process that ends waits, a minute at most, until the work
-    that goes with what it has sent is done. Where others are in brackets on an array, work on it is waited
-    for by who pickles. So do
-    allocations of an arena, as bytes, and arrays in one. They arrive as arrays of
-    :func:`caid.default_client`, or of one for the sender's daemon where root or the same user runs that.
-    ``pickle`` alone sends the name, and opens its generation: whoever holds the array keeps it until
-    then. What cannot be opened where it arrives is an Array all the same: shape, type and name are known, it
-    can be closed and sent on, and what would reach its memory raises the reason (NotFoundError,
-    AccessError, NoDaemonError, CorruptError, …).
+    :mod:`multiprocessing` sends arrays and views of them without a copy, to one receiver, who opens them in
+    the same mode. The receiver's use comes after the sender's work on the array that caid knows of. The
+    memory stays until the array has arrived, even if the sender closes it; or until 10 minutes
+    (``ticket_ttl`` of caid.conf(5)) after the sender's client was closed or its process has ended; or until
+    :meth:`Client.withdraw`. A Queue pickles in a thread, after ``put()`` has returned, and the array has to
+    be open then (``put(a.view())`` sees to that): else an array arrives that raises the reason. A process
+    that ends waits, a minute at most, until the work on what it has sent is done. Where others are in
+    brackets on an array, pickling it waits for the work. Allocations of an arena are sent in the same way, as
+    bytes, and so are arrays that lie in an arena. All of them arrive as arrays of
+    :func:`caid.default_client`, or of a client for the sender's daemon where root or the same user runs that.
+    ``pickle`` alone sends the name and its generation, and keeps nothing. An array that cannot be opened
+    where it arrives is an Array all the same: its shape, type and name are known, it can be closed and sent
+    on, and what needs its memory raises the reason (NotFoundError, AccessError, NoDaemonError, CorruptError,
+    …).
     """
 
     __slots__ = (
@@ -132,11 +131,10 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         Parameters
         ----------
         stream : int or stream object, optional
-            The CUDA stream on which the memory was last used: 1 (legacy default), 2 (per-thread
-            default), a CUstream, or an object of CuPy, Numba, PyTorch or cuda.core. The memory is
-            given on when that stream has come to here. Without it, when everything has that was
-            started before, on any stream of the device's primary context or of the thread's
-            current one.
+            The CUDA stream on which the memory was last used: 1 (legacy default), 2 (per-thread default), a
+            CUstream, or an object of CuPy, Numba, PyTorch or cuda.core. The memory is given to others when
+            all work is done that is on this stream by now. Without it, when all work is done that is by now
+            on any stream of the device's primary context or of the thread's current one.
 
         Raises
         ------
@@ -147,9 +145,9 @@ class Array(Elements, OfProcess, NotCompared, Closing):
 
         Notes
         -----
-        Nothing may be started on the memory through this array afterwards. The lease ends with its
-        last share: where views were closed without a stream, or with others, all streams are waited
-        for. What caid itself has started on other streams is waited for by this one.
+        No work may be started on the memory through this array afterwards. The lease ends when the array and
+        all its views are closed: where they were closed with different streams, or without one, all streams
+        are waited for. The given stream waits for caid's own work on other streams.
         """
         if stream is not None and not (self._memory._live or self._memory.closed):
             stream = None  # a forked child waits for nothing
@@ -220,9 +218,10 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         """Copies a value to all elements of a view, after all work on them that caid knows of, and
         is done on return.
 
-        What is on the host, scalars and lists among it, is converted and broadcast as NumPy does on
-        assignment; but for ints and floats to such types, that needs NumPy. What is in device memory
-        has the array's type; where it has to be broadcast, it goes by way of host memory.
+        Values of the host, scalars and lists among them, are converted and broadcast as NumPy does on
+        assignment. That needs NumPy, except for ints and floats to types of the same kinds. An array in
+        device memory needs the type of this one; where it has to be broadcast, it is copied by way of the
+        host.
 
         Raises
         ------
@@ -266,13 +265,13 @@ class Array(Elements, OfProcess, NotCompared, Closing):
 
         Notes
         -----
-        A copy on a stream comes after what is on that stream, and after nothing else: it is for who
-        orders streams himself. Memory of the host is kept alive until the stream has passed, and is
-        let go when caid next looks: at a later copy, at the end of a bracket, or when an array, a
-        :class:`caid.Stream` or a :class:`caid.Event` is waited for.
-        Whether the call returns before the copy has begun is the driver's: it waits itself for copies
-        to memory that is not page-locked (:func:`caid.pinned_array`), for large ones from such, and
-        for those between two memories of the host, "pinned" and "mapped" arrays among them.
+        A copy on a stream comes after the work on that stream, and after nothing else: it is for programs
+        that order their streams themselves. caid keeps the host's memory alive until the copy is done, and
+        drops it when it next looks: at a later copy, at the end of a bracket, or when an array, a
+        :class:`caid.Stream` or a :class:`caid.Event` is waited for. The driver may make the call wait for the
+        copy: it does so for copies to memory that is not page-locked (:func:`caid.pinned_array`), for large
+        copies from such memory, and for copies within the host's memory, "pinned" and "mapped" arrays
+        included.
         """
         self._check()
         ary = out if ary is None else ary
@@ -308,8 +307,8 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         Parameters
         ----------
         value : scalar
-            What NumPy converts to the array's type; a tuple for a record. But for ints and floats to
-            such types, that needs NumPy.
+            Any value that NumPy converts to the array's type; a tuple for a record. It needs NumPy, except
+            for ints and floats to types of the same kinds.
         stream : int or stream object
             As for copy_from_host(): with one the fill is enqueued there.
 
@@ -336,8 +335,8 @@ class Array(Elements, OfProcess, NotCompared, Closing):
             _copy.copy(target, _copy.device(self), stream)
 
     def copy_to_device(self, ary: Any, stream: Any = 0) -> None:
-        """Copies elements from `ary` **into this array**: copy_from() by Numba's name. What copies
-        this array to another is copy_to().
+        """Copies elements from `ary` **into this array**: copy_from() by Numba's name. copy_to() copies this
+        array to another.
 
         Parameters
         ----------
@@ -349,10 +348,10 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         self.copy_from(ary, stream)
 
     def synchronize(self) -> None:
-        """Waits on the host for the work on the memory that caid knows of: copies that were given a
-        stream, brackets of this process that have ended, all that is on streams that arrays are bound
-        to, and, for a view of a bracket, all that is on the bracket's stream. Afterwards consumers
-        that heed no stream may take the array.
+        """Waits on the host for the work on the memory that caid knows of: copies that were given a stream,
+        brackets of this process that have ended, all that is on streams that arrays are bound to, and, for a
+        view of a bracket, all that is on the bracket's stream. Afterwards a consumer that uses no stream may
+        take the array.
 
         Raises
         ------
@@ -401,7 +400,7 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         return _bracket.of_array(self, True, stream, timeout)
 
     def discard(self) -> None:
-        """Takes the contents of an abandoned array as they are: who reads it next is not told.
+        """Accepts the contents of an abandoned array as they are: later readers get no AbandonedError.
 
         Raises
         ------
@@ -421,15 +420,17 @@ class Array(Elements, OfProcess, NotCompared, Closing):
             kernel[grid, block, s](a.bind(s))
             consume(a)                   # its __cuda_array_interface__ names s
 
-        Gives a view that is bound to the same. Until both are closed, or bound elsewhere, all uses
-        of their memory by caid, of other arrays, too, come after what is on that stream by then.
+        Returns a view that is bound to the same stream. Until both are closed, or bound to another stream,
+        each use of their memory by caid, also through other arrays, comes after the work that is then on that
+        stream.
 
         Parameters
         ----------
         stream : int or stream object
-            As for close(), in place of the one that the array had, of a bracket or of its producer.
-            An object is kept; a number's stream has to be there until then, and is not asked once
-            more at the end. 2 is this thread's, and unknown in others. 0 or None: none.
+            As for close(); it replaces the stream that the array had, a bracket's or its producer's. A stream
+            object is kept alive. The stream of a number has to exist until then; work that is enqueued there
+            after caid's last use of the array is not waited for at its end. 2 is this thread's stream, and
+            other threads do not know it. 0 or None: no stream.
         """
         return self._bind(stream).view()
 
@@ -472,9 +473,9 @@ class Array(Elements, OfProcess, NotCompared, Closing):
     ) -> int:
         """Puts the array under a name of its pool, at once and as a whole.
 
-        Whoever opens the name before gets what was there, whoever opens it after gets this array,
-        complete: the work that writes it is waited for, here on the host. What had the name lives
-        on without it as long as somebody holds it. A name that the array had before is given up.
+        Whoever opens the name before gets what was there, whoever opens it after gets this array, complete:
+        the work that writes it is waited for, here on the host. The array that had the name lives on without
+        it as long as somebody holds it. The name that this array had before, if any, is given up.
 
         Parameters
         ----------
@@ -492,8 +493,8 @@ class Array(Elements, OfProcess, NotCompared, Closing):
             whoever opens the name can open it, too (:meth:`open_companion`), and it ends with this
             one. An array has one at most, and keeps it under each name.
         ttl : float, optional
-            Seconds, more than 0, that the name has to live: see :meth:`caid.Client.expire`. Without
-            it the name stays, also where what it showed before was to go.
+            Seconds, more than 0, that the name has to live: see :meth:`caid.Client.expire`. Without it the
+            name stays, even if it had a time to live before.
 
         Returns
         -------
@@ -583,9 +584,8 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A tensor in a capsule, for ``from_dlpack()`` of other libraries. It has a share of the
-        memory, which stays mapped until whoever took the tensor has let it go, even if this array or
-        its client is closed.
+        """A tensor in a capsule, for ``from_dlpack()`` of other libraries. The memory stays mapped until the
+        consumer releases the tensor, even if this array or its client is closed.
 
         Parameters
         ----------
@@ -597,8 +597,8 @@ class Array(Elements, OfProcess, NotCompared, Closing):
             The newest version of DLPack that is understood. Without it, or below 1.0, the capsule
             is of the kind that cannot tell of read-only memory.
         dl_device : tuple of int, optional
-            The array's own, or (1, 0), the host: of memory that the host reaches without a copy, else
-            by one, which has been made when this returns.
+            The array's own device, or (1, 0), the host. For the host, memory that the host does not reach is
+            copied, which is done when this returns.
         copy : bool, optional
             True: a copy, in memory of the same kind, or on the host. False: none, or BufferError.
 
@@ -613,8 +613,8 @@ class Array(Elements, OfProcess, NotCompared, Closing):
 
         Notes
         -----
-        That memory is read-only is told, and many consumers do not heed it: a kernel of theirs that
-        writes to a lease that was opened "r" ends their context, as any stray store.
+        The tensor says whether it is read-only, which many consumers ignore. A kernel that writes to memory
+        that was opened "r" faults, and ends its CUDA context.
         """
         self._check()
         return _dlpack_export.export(self, stream, max_version, dl_device, copy)

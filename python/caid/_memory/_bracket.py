@@ -25,9 +25,9 @@ else:
 
 
 class Bracket(OfProcess, Generic[_Views]):
-    """A bracket around the use of arrays on a stream: what :meth:`caid.Array.read`,
-    :meth:`caid.Array.write` and :meth:`caid.Client.bracket` give. Many brackets may read an array,
-    or one writes it, of all processes; who comes first is served first.
+    """A bracket around the use of arrays on a stream: what :meth:`caid.Array.read`, :meth:`caid.Array.write`
+    and :meth:`caid.Client.bracket` give. Of all processes' brackets, many may read an array at a time, or one
+    may write it. They get their turns in the order in which they ask.
 
     ::
 
@@ -37,31 +37,29 @@ class Bracket(OfProcess, Generic[_Views]):
         with client.bracket(s, read=[a, b], write=[c]) as (a, b, c):
             ...
 
-    Entering waits until those that it has to come after have ended their brackets, in the daemon's
-    queue; then what is enqueued on the stream comes after their work, for which the host does not
-    wait. Leaving enqueues a signal behind all that is on the stream by then, and does not wait
-    either: who comes next comes after it. Work on other streams is the caller's to order into
-    that one.
+    Entering waits in the daemon's queue until the brackets before this one have ended. From then on, what is
+    enqueued on the stream comes after their work, for which the host does not wait. Leaving enqueues a signal
+    behind the work that is on the stream by then, and does not wait either: the brackets after this one come
+    after the signal. The caller orders work on other streams into this one.
 
-    With ``stream=None`` the host uses the arrays, or work that it waits for before it leaves: then
-    entering waits, on the host, for the work of those that it comes after.
+    With ``stream=None`` the host uses the arrays, or starts work that it waits for before it leaves. Then
+    entering also waits, on the host, for the work of the brackets before this one.
 
-    A block that is left by an exception has not written all that it was to: the arrays of `write`
-    are abandoned, which readers are told (AbandonedError), until a bracket has written them, or
-    :meth:`caid.Array.discard`. So are they when the process is killed.
+    A block that is left by an exception may not have written everything: the arrays of `write` are abandoned,
+    as they are when the process is killed. Readers of an abandoned array get AbandonedError, until a bracket
+    has written it, or :meth:`caid.Array.discard` was called.
 
-    Where the connection to the daemon is lost in the block, leaving raises DisconnectedError: the bracket
-    orders nothing any more, though the memory stays mapped, and what is on the stream goes on. A daemon
-    that still runs has the arrays of `write` abandoned, and lets nobody else write them before this
-    process has exited. One that is gone has taken them with it: a new one does not know them.
+    Where the connection to the daemon is lost in the block, leaving raises DisconnectedError. The bracket
+    orders nothing any more, though the memory stays mapped, and work on the stream goes on. If the daemon
+    still runs, the arrays of `write` are abandoned, and nobody else may write them before this process has
+    exited. If the daemon has gone and kept nothing, a new one does not know the arrays.
 
     Notes
     -----
-    A bracket is entered once. The thread that enters it is the one that leaves it: DeadlockError is
-    found out from that. A thread that uses two clients is two to the daemon: where its brackets wait
-    for each other, that is not found out, and only a timeout ends it. The views stay usable after the block, as other views; what is done by
-    them then is ordered by nobody. They say of themselves what their arrays do, "read-only" where
-    the array was opened so.
+    A bracket is entered once, and the thread that enters it leaves it: by that the daemon finds deadlocks. To
+    the daemon a thread that uses two clients is two threads: where their brackets wait for each other, only a
+    timeout ends it. The views stay usable after the block, but their use is not ordered any more. They are
+    read-only where the array is.
     """
 
     __slots__ = (
@@ -81,7 +79,7 @@ class Bracket(OfProcess, Generic[_Views]):
 
     @property
     def stream(self) -> Stream | None:
-        """Stream or None: what it was begun on; None for the host."""
+        """Stream or None: the stream that it was begun on; None for the host."""
         return self._stream
 
     @property
@@ -104,8 +102,8 @@ class Bracket(OfProcess, Generic[_Views]):
         AbandonedError
             An array to be read was left by a writer that died, or gave up.
         DeadlockError
-            Brackets of this thread are in its way (a read does not become a write), or those of
-            others that wait for this thread.
+            It would wait for a bracket of this thread (a read does not become a write), or for a thread that
+            waits for this one.
         ReadOnlyError
             An array to be written was opened with mode "r".
         DeviceError
@@ -147,8 +145,8 @@ class Bracket(OfProcess, Generic[_Views]):
         Raises
         ------
         AbandonedError
-            A process whose work the bracket's stream had to wait for has died before it was done:
-            what the bracket has read is not whole. See check().
+            A process has died before the work was done that the bracket's stream waits for: what the bracket
+            has read may be incomplete. See check().
         InvalidError
             It has not begun, or has ended.
         DriverError, DisconnectedError, ClosedError
@@ -159,16 +157,15 @@ class Bracket(OfProcess, Generic[_Views]):
         _pending.release()
 
     def abandon(self) -> None:
-        """Ends the bracket of which not all was written, on purpose or by mistake: the arrays of
-        `write` are abandoned. For one that only reads it is the same as end(). Errors as of
-        end()."""
+        """Ends a bracket that has not written everything: the arrays of `write` are abandoned. For a bracket
+        that only reads, it is the same as end(). Errors as for end()."""
         self._leave(_caid.Bracket.abandon, Error)  # errors change nothing: what the bracket wrote is not whole
 
     def check(self) -> None:
-        """Raises AbandonedError where end() would, by what is known by now: the stream may not have
-        come to the bracket yet. It is certain when the stream has come to the bracket's end, for
-        instance after :meth:`caid.Stream.synchronize`, which raises the same. Raises InvalidError
-        before it has begun."""
+        """Raises AbandonedError where end() would, as far as is known by now: the stream may not have reached
+        the bracket yet. The answer is final when the stream has reached the bracket's end, for instance after
+        :meth:`caid.Stream.synchronize`, which raises the same. Raises InvalidError before the bracket has
+        begun."""
         if self._bracket is None:
             raise invalid(f"{self!r}: the bracket has not begun")
         self._bracket.check()

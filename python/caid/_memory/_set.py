@@ -56,11 +56,11 @@ def of_array(array) -> Set:
 class Set(OfProcess, NotCompared, Closing, Mapping[str, Array]):
     """One version of names that change together: what :meth:`caid.Client.open_set` gives.
 
-    A mapping of keys, in byte order, to arrays, as :meth:`caid.Client.publish_many` was given them. As
-    long as it is open, it has the arrays of its version, whatever the name says by then, and their
-    memory stays. An array is opened when it is first asked for; ``values()``, ``items()`` and open()
-    open many in few messages. What was taken out of a set is a view, and stays open when that is
-    closed: until it is closed itself, or collected.
+    A mapping of keys, in byte order, to arrays, as :meth:`caid.Client.publish_many` was given them. As long
+    as it is open, it keeps the arrays of its version and their memory, also when the name has another version
+    by then. An array is opened when it is first asked for; ``values()``, ``items()`` and open() open many in
+    few messages. The arrays that it gives are views, which stay open when the set is closed, until they are
+    closed or collected themselves.
     """
 
     __slots__ = ("_array", "_known", "_opened", "__weakref__")
@@ -74,7 +74,7 @@ class Set(OfProcess, NotCompared, Closing, Mapping[str, Array]):
     # --- life -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Lets go of the version. Idempotent. Waits for nothing; what was taken out stays open."""
+        """Gives up the version. Idempotent. Waits for nothing; arrays that it has given stay open."""
         self._array.close()
         opened, self._opened = self._opened, {}
         for array in opened.values():
@@ -90,12 +90,12 @@ class Set(OfProcess, NotCompared, Closing, Mapping[str, Array]):
         return f"<caid.Set {self.name!r} {what}{' closed' if self.closed else ''}>"
 
     def unmap(self) -> None:
-        """Takes the arrays out of this process's address space, when the work on them is done: for one
-        that sleeps. The version stays leased, its memory where it is, and map() maps it again at the
-        same addresses, so that CUDA graphs over it stay valid. Until then an array of it has no `ptr`,
-        and what other libraries made of one is not to be used.
+        """Unmaps the arrays from this process's address space, after the work on them is done: for a process
+        that sleeps. The version and its memory stay leased, and map() maps it again at the same addresses, so
+        that CUDA graphs over it stay valid. Until then its arrays have no `ptr`, and other libraries' arrays
+        over them must not be used.
 
-        Work is waited for that contexts have which are current here, or primary ones.
+        The work of the thread's current context and of primary contexts is waited for.
 
         Raises
         ------
@@ -107,7 +107,8 @@ class Set(OfProcess, NotCompared, Closing, Mapping[str, Array]):
         self._remap("_unmap")
 
     def map(self) -> None:
-        """Maps what was unmapped, where it was. Idempotent. Raises OutOfMemoryError, DriverError."""
+        """Maps the arrays again, at their former addresses. Idempotent. Raises OutOfMemoryError,
+        DriverError."""
         self._remap("_map")
 
     def _remap(self, how):
@@ -144,8 +145,8 @@ class Set(OfProcess, NotCompared, Closing, Mapping[str, Array]):
         return self._array.readonly
 
     def entries(self) -> dict[str, Entry]:
-        """What the daemon tells of each array, by its key; asked for once: who uses them may have
-        changed since."""
+        """The daemon's entry of each array, by key. It is asked once: figures of holders may have changed
+        since."""
         return self._entries().copy()
 
     def _entries(self):
@@ -217,8 +218,9 @@ class Set(OfProcess, NotCompared, Closing, Mapping[str, Array]):
 
 
 class Reservation:
-    """Addresses of this process: what :meth:`caid.Client.reserve` gives. A context manager for what is
-    to lie there. They are given back when this is closed, or collected, and nothing lies there any more.
+    """Addresses of this process: what :meth:`caid.Client.reserve` gives. A context manager: memory that is
+    mapped in its block lies there. The addresses are given back when this is closed or collected, and no
+    memory lies there any more.
     """
 
     __slots__ = ("_client", "_handle", "address", "nbytes")

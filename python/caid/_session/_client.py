@@ -64,7 +64,7 @@ class Client(_naming.Naming, Closing):
         The daemon's socket. Without it ``$CAID_SOCKET``, then ``$XDG_RUNTIME_DIR/caid.sock`` if
         that is there, then ``/run/caid/caid.sock``.
     name : str, optional
-        What the daemon calls this client in front of others; the script's name without it.
+        The client's name in the daemon's lists; the script's name without it.
     driver : str, optional
         "auto", "cuda", "soft" or the path of a CUDA driver; ``$CAID_CUDA_DRIVER`` without it, or
         else what the daemon uses.
@@ -92,10 +92,9 @@ class Client(_naming.Naming, Closing):
     has used it (start processes by multiprocessing's "spawn" or "forkserver"). ``close()`` ends the connection and
     closes the client's arrays; leaving a ``with`` block does the same.
 
-    A call that the daemon does not answer in time raises ``caid.TimeoutError``, and the client is as
-    usable as before. What the answer grants when it comes all the same is given back: an array is
-    closed again, and loses the name that it was made under. A name that was to be published,
-    renamed or unlinked may have been.
+    A call that the daemon does not answer in time raises ``caid.TimeoutError``, and the client is as usable
+    as before. Where the answer comes later, its result is undone: the array is closed again, and loses the
+    name that it was created under. A name that was to be published, renamed or unlinked may have been.
 
     A daemon that dies or is started anew, and has a keeper (caid(8)), is waited for: arrays, work
     on streams, brackets and watches go on, and calls wait meanwhile and are made once. After
@@ -163,11 +162,11 @@ class Client(_naming.Naming, Closing):
         """Ends the connection, and all that came from the client: its arrays, streams, events,
         timelines, watches and arenas are closed, and brackets that are open abandoned. Idempotent.
 
-        Waits for asynchronous copies from and to memory of the host. Ctrl-C ends that wait: the client
-        is closed all the same, and that memory, and its arrays', kept for good. Memory that a NumPy
-        array, or a tensor of another library, still sees, and that of an :class:`caid.Allocation`, stays
-        as it is, and is given to nobody before this process has exited. What :meth:`caid.Arena.publish`
-        keeps alive is let go of, while what was published lives on."""
+        Waits for asynchronous copies from and to memory of the host. Ctrl-C ends that wait: the client is
+        closed all the same, and the memory of these copies is kept until the process exits. Memory of
+        :class:`caid.Allocation` objects, and memory that a NumPy array or a tensor of another library still
+        uses, stays mapped, and is given to nobody before this process has exited. Objects that
+        :meth:`caid.Arena.publish` keeps alive are dropped, while what was published lives on."""
         end = super()._leave
         try:
             _pending.finish(self)
@@ -179,9 +178,9 @@ class Client(_naming.Naming, Closing):
             _releaser.end(self)
 
     def dispatch(self) -> None:
-        """Handles what has come from the daemon, without blocking: to be called when ``fileno()``
-        is readable. What waits for a watch of this client, in any event loop, looks for news; what
-        :meth:`caid.Arena.publish` keeps alive is let go of where nobody can reach it any more.
+        """Handles the daemon's messages, without blocking: to be called when ``fileno()`` is readable.
+        Waiters for this client's watches, in any event loop, look for news; objects that
+        :meth:`caid.Arena.publish` keeps alive are dropped where nobody can reach the part any more.
 
         Raises
         ------
@@ -218,9 +217,9 @@ class Client(_naming.Naming, Closing):
         max_pending_ratio: float | None = None,
         max_pending_age: float | None = None,
     ) -> Arena:
-        """An allocator over blocks that are leased from the daemon: an allocation asks nobody, and
-        what lies in one can be published without a copy. The first block is leased by the first
-        allocation.
+        """An allocator over blocks that are leased from the daemon: an allocation makes no call where a block
+        has room, and arrays that lie in one can be published without a copy. The first block is leased by the
+        first allocation.
 
         Parameters
         ----------
@@ -256,8 +255,8 @@ class Client(_naming.Naming, Closing):
     # --- addresses --------------------------------------------------------------------------
 
     def reserve(self, nbytes: int, address: int = 0) -> Reservation:
-        """Reserves addresses of this process for device memory: several processes that reserve the
-        same ones have an array at the same address, for those who store pointers in their data. ::
+        """Reserves addresses of this process for device memory: processes that reserve the same addresses
+        have an array at the same address, so that data may contain pointers. ::
 
             with client.reserve(64 << 30, address) as r:    # address: the `r.address` of another process
                 weights = client.open_set("llama/"); weights.open()

@@ -91,10 +91,9 @@ class LocalDaemon:
 
     Notes
     -----
-    The daemon is stopped by stop(), by leaving the ``with`` block, when the object is collected
-    and when this process ends, however it does; its children, too, have no daemon then. (Of a
-    process that is killed, the directory stays.) It has a session of its own, so that Ctrl-C is
-    not its end.
+    The daemon is stopped by stop(), by leaving the ``with`` block, when the object is collected, and when
+    this process ends in any way, also for its child processes. (If the process is killed, the directory
+    stays.) The daemon has a session of its own, so that Ctrl-C does not end it.
     """
 
     def __init__(
@@ -181,8 +180,8 @@ class LocalDaemon:
     def connect(self, **kwargs: Any) -> Client:
         """A :class:`Client` of this daemon; `kwargs` are its parameters.
 
-        This process has its software driver from its own environment: where `devices` or `memory`
-        are not the defaults, set `env` in ``os.environ`` before the first client.
+        This process's software driver is set up by its own environment: where `devices` or `memory` are not
+        the defaults, put `env` into ``os.environ`` before the first client.
         """
         return Client(self.address, **kwargs)
 

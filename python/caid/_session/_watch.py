@@ -24,9 +24,8 @@ class Watch(Named, _caid.Watch):
             with client.open("weights", generation=change.generation) as weights:
                 ...
 
-    The first change tells of an array that has the name already. After that there is one for each
-    time that the name is seen to have changed: always the latest state, what came and went between
-    two looks may be left out.
+    The first change is the array that has the name already, if any. Each later one is the latest state of a
+    name that has changed: states between two looks may be left out.
 
     The iteration ends when the watch is closed, by close(), by its ``with`` block, or with its
     client. With a `timeout` it raises TimedOutError where nothing changed for so many seconds; the

@@ -48,10 +48,10 @@ class Weights(NotCompared, Mapping[str, Array]):
     """One version of a model: what :func:`caid.weights.open` gives. A mapping of the tensors' names, in
     byte order, to arrays.
 
-    It holds its version, and the memory of that, until it is closed, whatever the name says by then.
+    It holds its version and its memory until it is closed, also when the name has another version by then.
     Arrays are opened when they are first asked for, ``torch()``, ``cupy()``, ``jax()``, ``values()`` and
-    ``items()`` open all in few messages. A tensor that was taken out keeps the memory of the model, also
-    when this is closed.
+    ``items()`` open all in few messages. A tensor that was taken out keeps the memory of the model, also when
+    this is closed.
     """
 
     def __init__(self, client: Client, opened: Set):
