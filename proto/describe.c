@@ -210,7 +210,9 @@ print_header(const struct record *record)
         return;
     for (const struct field *f = shown(record->fields); f->name; f = shown(f + 1)) {
         c_member(code, f);
-        width = (int)strlen(code) > width ? (int)strlen(code) : width;
+        int n = (int)strlen(code);
+        width = n > width && n < WIDTH / 3 ? n
+                                           : width; /* a long one moves no others' comments */
     }
     printf("\n/* ");
     print_text(record->text, "NULL");
