@@ -44,17 +44,22 @@ connect_bare(struct actor *a)
     MUST(packet_connect(a->s->source.socket, &fd));
 }
 
-/* Sizes for which no empty block of the pool is likely to do. */
+/* Sizes for which no empty block of the pool is likely to do; with a name now and then. */
 static void
 create(struct actor *a)
 {
     int64_t n = (int64_t)(1 + rnd(a, 40)) << 20;
+    char room[16];
     OPTIONS(caid_create_options, options, .typestr = "|u1", .shape = &n, .ndim = 1,
-            .flags = CAID_ARRAY_EXCLUSIVE);
-    struct caid_array *array;
+            .flags = CAID_ARRAY_EXCLUSIVE,
+            .memory = rnd(a, 3) ? NULL : kinds[rnd(a, ARRAY_SIZE(kinds))],
+            .name = rnd(a, 4) ? NULL : name_of(room, "new", rnd(a, 4)));
+    struct caid_array *array = NULL;
 
-    MUST(caid_array_create(a->client, &array, &options, &error));
+    MUST_OR(-EEXIST, caid_array_create(a->client, &array, &options, &error));
     caid_array_close(array);
+    if (options.name)
+        MUST_OR(-ENOENT, caid_unlink(a->client, options.name, NULL, &error));
 }
 
 static void

@@ -154,7 +154,8 @@ make_source(struct publisher *u)
         return;
     }
     const int64_t shape[] = {N_SLOTS, PARTS_WORDS};
-    OPTIONS(caid_create_options, options, .typestr = "<u4", .shape = shape, .ndim = 2);
+    OPTIONS(caid_create_options, options, .typestr = "<u4", .shape = shape, .ndim = 2,
+            .memory = rnd(u->a, 3) ? "device" : "pinned");
     MUST(caid_array_create(u->a->client, &u->array, &options, &error));
 }
 
