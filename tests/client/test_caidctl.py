@@ -3,7 +3,6 @@
 test_golden.py."""
 
 import contextlib
-import ctypes
 import json
 import os
 import pathlib
@@ -15,7 +14,9 @@ import sys
 
 import pytest
 
-from cli import CAIDCTL, Client, OpenOptions, caidctl, read_json, run_daemon, wait_until
+from cli import CAIDCTL, Client, caidctl, read_json, run_daemon, wait_until
+import raw
+from slots import give_up, named, pages
 
 
 @pytest.fixture
@@ -142,11 +143,11 @@ def test_status_is_the_default(socket):
 
 def test_tickets(socket, client):
     client.create("x", (4,))
-    client.send()
-    client.send(many=True)
+    client.send_array()
+    client.send_array(many=True)
     own, of = Client(socket), ["pid", "name", "nbytes", "many", "gone"]
     own.open("x")
-    own.send()
+    own.send_array()
     own.close()
     wait_until(lambda: read_json(socket, "show", "--tickets")["tickets"][2]["gone"])
     tickets = read_json(socket, "show", "--tickets")["tickets"]
@@ -181,7 +182,7 @@ def draining(socket):
 
 
 def assert_drained(socket, client):
-    with pytest.raises(AssertionError, match="no new arrays.*caidctl drain"):
+    with pytest.raises(raw.Refused, match="no new arrays.*caidctl drain"):
         client.create("new", (1,))
     assert read_json(socket, "status")["draining"]
 
@@ -422,9 +423,8 @@ def test_fragmentation(socket, client):
     whole = read_json(socket, "show", f"--pool={pool}")
     assert whole["holes"] == whole["largest"] == whole["used"] - (192 << 10)
     assert whole["fragmentation"] == 0
-    middle = client.arrays.pop(1)
     client.unlink("1")
-    client.lib.caid_array_close(middle)
+    client.close_array(1)
     wait_until(lambda: read_json(socket, "show", f"--pool={pool}")["pending"] == 64 << 10)
     client.close()  # which ends its deferral
     caidctl("flush", socket=socket)
@@ -470,12 +470,10 @@ def test_unnamed(socket, client):
 
 
 def test_a_holder_that_hung_up(socket):
-    """Closing the client leaves its arrays mapped: this process may go on using them."""
     client = Client(socket)
     client.create("x", (256,))
     client.create(None, (512,))
-    client.lib.caid_client_close(client.handle)
-    client.handle = None
+    client.hang_up()
     wait_until(lambda: read_json(socket, "show", "x")["holders"][0]["hung_up"])
     assert re.search(rf"^held by +pid {os.getpid()} of \S+, rw, maker, hung up and not exited$",
                      caidctl("show", "x", socket=socket).stdout, re.M)
@@ -483,7 +481,6 @@ def test_a_holder_that_hung_up(socket):
     assert entry["holders"][0]["hung_up"] and entry["leases"] == 1
     line = caidctl("show", "--unnamed", socket=socket).stdout.splitlines()[1]
     assert re.split(r"\s{2,}", line.strip())[2:4] == ["maker", "gone"]
-    client.close()
 
 
 def test_who_pins_memory_whose_name_is_gone(socket, client, hold):
@@ -496,7 +493,7 @@ def test_who_pins_memory_whose_name_is_gone(socket, client, hold):
     client.create(None, (32,))
     second = client.publish("weights")
     assert second > first
-    client.lib.caid_array_close(client.arrays.pop(0))  # the maker's own lease on the old one
+    client.close_array(0)  # the maker's own lease on the old one
     wait_until(lambda: read_json(socket, "show", "--unnamed")["unnamed"][0]["leases"] == 1)
 
     (entry,) = read_json(socket, "show", "--unnamed")["unnamed"]
@@ -580,11 +577,7 @@ def test_brackets(socket, client):
     reads = [client.begin(), client.begin()]
     assert use(socket) == "2 read"
     other = Client(socket, name="other")
-    lease = ctypes.c_void_p()
-    options = OpenOptions(struct_size=ctypes.sizeof(OpenOptions), mode=b"rw")
-    other.call(other.lib.caid_array_open, other.handle, ctypes.byref(lease), b"x",
-               ctypes.byref(options))
-    other.arrays.append(lease)
+    other.open("x", "rw")
     waits = other.begin(write=True, wait=False)
     wait_until(lambda: use(socket) == "2 read, 1 wait")
     holders = {(h["client"], h["reading"], h["writing"], h["waiting"])
@@ -600,7 +593,7 @@ def test_brackets(socket, client):
     for bracket in reads:
         client.end(bracket)
     wait_until(lambda: use(socket) == "1 write")
-    other.call(other.lib.caid_bracket_wait, waits, ctypes.c_uint64(2**64 - 1))
+    other.response()
     other.end(waits, abandon=True)
     assert use(socket) == "abandoned"
     assert re.search(r"^use +abandoned$", caidctl("show", "x", socket=socket).stdout, re.M)
@@ -611,10 +604,11 @@ def test_brackets(socket, client):
 
 def test_timelines(socket, client):
     assert read_json(socket, "timelines") == {"timelines": []}
-    frames = client.timeline("frames")
-    client.signal(frames, 7)
+    frames = named(client, "frames")
+    frames.submit(7)
+    frames.land(7)
     other = Client(socket, name="other")
-    opened = other.timeline("frames", create=False)
+    (opened,) = pages(other, other.call("open_timeline", name="frames"))
     (entry,) = read_json(socket, "timelines")["timelines"]
     assert entry == {"pool": f"uid:{os.getuid()}", "name": "frames", "value": 7, "submitted": 7,
                      "holders": 1, "pid": os.getpid(), "uid": os.getuid(), "client": "maker"}
@@ -628,9 +622,9 @@ def test_timelines(socket, client):
     assert (status["timelines"], status["pages"]) == (1, 1)
     assert re.search(r"^holds .*, 1 timelines$", caidctl(socket=socket).stdout, re.M)
     assert read_json(socket, "show")["users"][0]["pages"] >= 1
-    other.lib.caid_timeline_close(opened)
+    give_up(other, opened)
     other.close()
-    client.lib.caid_timeline_close(frames)
+    give_up(client, frames)
     wait_until(lambda: read_json(socket, "timelines")["timelines"] == [])
 
 

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.skipif(os.environ.get("CAID_CUDA_DRIVER", "soft") != "s
                                 reason="drives the software driver")
 
 NOBODY = 65534
-WRITE = 1  # CAID_BRACKET_WRITE
 
 
 def parse(done):
@@ -394,12 +393,7 @@ def test_abandoned_arrays(fine):
     expect(doctor(fine), "abandoned_none", "ok", "none")
     for name in "abcd":
         client.create(name, (3,))
-        bracket = ctypes.c_void_p()
-        client.call(client.lib.caid_array_begin, client.arrays[-1], ctypes.byref(bracket), WRITE,
-                    ctypes.c_uint64(0), ctypes.c_uint64(0))
-        client.call(client.lib.caid_bracket_abandon, bracket)
-        client.lib.caid_bracket_free(bracket)
-    client.call(client.lib.caid_client_ping, client.handle)
+        client.end(client.begin(write=True), abandon=True)
     expect(doctor(fine), "abandoned_some", "warning",
            r"^4 whose writer died at it: a, b, c, \.\.\.$", "discard")
     client.close()

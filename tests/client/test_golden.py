@@ -14,6 +14,7 @@ import textwrap
 
 import caid
 from cli import CAIDCTL, Client, caidctl, read_json, run_daemon, wait_until
+from slots import give_up, named
 
 GOLDEN = pathlib.Path(__file__).with_name("golden.txt")
 
@@ -82,15 +83,15 @@ def verbs(tmp_path):
         client.create("b", (4,))
         client.create(None, (4,))
         client.create("a", (2, 3), "|V4", (16, 4), '[["x", "<f4"]]', metadata="{}")
-        client.send()
-        timeline = client.timeline("t")
+        client.send_array()
+        timeline = named(client, "t")
         for verb in VERBS:
             words = verb.replace("OWN", f"uid:{os.getuid()}").split()
             yield f"caidctl {verb}", [
                 *json_of(json.loads(caidctl("--json", *words, socket=socket).stdout)),
                 *([] if verb in NO_TABLE else table_of(caidctl(*words, socket=socket).stdout))]
         yield "caidctl monitor", json_of(monitored(socket))
-        client.lib.caid_timeline_close(timeline)
+        give_up(client, timeline)
         client.close()
 
 

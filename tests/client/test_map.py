@@ -76,12 +76,11 @@ def test_ranges_tile_their_blocks(socket, steps, deferred):
                 client.create(name, (args[1],), "|u1")
                 names.update({name: args[1]} if name else {})
             elif what == "close" and client.arrays:
-                client.lib.caid_array_close(client.arrays.pop(args[0] % len(client.arrays)))
+                client.close_array(args[0] % len(client.arrays))
             elif what == "unlink" and names:
                 name = sorted(names)[args[0] % len(names)]
                 client.unlink(name)
                 del names[name]
-        client.call(client.lib.caid_client_ping, client.handle)
         wait_until(lambda: read_json(socket, "status")["leases"] == len(client.arrays))
         blocks, (pool,) = read_ranges(socket), read_json(socket, "show")["pools"]
         pieces = [piece for pieces in blocks.values() for piece in pieces]

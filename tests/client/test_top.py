@@ -107,7 +107,8 @@ def test_what_it_shows(socket, terminal):
     bob.end(begun)
     top.wait_for(r"(?s)\A(?!.* waits$)")
     assert top.end() == 0
-    ann.lib.caid_bracket_free(ann_waits)
+    ann.response()
+    ann.end(ann_waits)
     bob.arrays.append(bracket)
     ann.close()
     bob.close()
