@@ -223,7 +223,7 @@ py_client_publish_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
         many_init(&many, self->state, keys) < 0)
         return NULL;
     if ((size_t)PyTuple_GET_SIZE(leases) != many.n)
-        return PyErr_Format(PyExc_TypeError, "leases: one for each key is needed");
+        return PyErr_Format(PyExc_TypeError, "leases: one is needed for each key");
     options.flags = is_new ? CAID_PUBLISH_NEW : 0;
     return publish_many(self, name, &many, leases, &options);
 }

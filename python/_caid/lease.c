@@ -48,7 +48,7 @@ fact(struct lease_object *self, enum lease_fact what)
         self->facts[what] = fact_make(caid_array_get_info(self->array), what);
     else if (!self->facts[what])
         PyErr_SetString(PyExc_MemoryError,
-                        "this was not kept when the array ended: no memory was left");
+                        "this was not kept when the array was closed: no memory was left");
     return self->facts[what];
 }
 
@@ -435,7 +435,7 @@ lease_host_view(PyObject *op, PyObject *args)
         return NULL;
     span = info_span(caid_array_get_info(self->array));
     if (offset > span || nbytes > span - offset) {
-        PyErr_Format(PyExc_ValueError, "host_view: [%llu, +%llu) leaves the %llu bytes", offset,
+        PyErr_Format(PyExc_ValueError, "host_view: [%llu, +%llu) exceeds %llu bytes", offset,
                      nbytes, (unsigned long long)span);
         return NULL;
     }

@@ -75,7 +75,7 @@ py_client_read_files(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     size_t n = (size_t)files.stretches.len / sizeof(struct cuda_stretch);
     n_reads = count_reads(&files, n);
     if (n_reads < 0) {
-        PyErr_SetString(PyExc_ValueError, "stretches: they lead out of what was given");
+        PyErr_SetString(PyExc_ValueError, "stretches: no valid table of the files");
         return NULL;
     }
     _Atomic uint64_t *control = files.control.buf;

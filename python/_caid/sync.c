@@ -56,8 +56,9 @@ sync_build(PyObject *module, int state, const uint64_t *version)
 {
     if (state >= 0)
         return Py_BuildValue("iK", state, (unsigned long long)*version);
-    return py_error_raise_code(PyModule_GetState(module), CAID_ERR_CORRUPT, -state,
-                               "the sync state of a storage is none: something else wrote it");
+    return py_error_raise_code(
+        PyModule_GetState(module), CAID_ERR_CORRUPT, -state,
+        "the sync state of a storage is invalid: something else wrote it");
 }
 
 PyObject *

@@ -98,7 +98,8 @@ class Allocator:
         return MemoryPointer(UnownedMemory(allocation.ptr, nbytes, allocation, ordinal), 0)
 
     def _begin(self, ordinal):
-        """The first allocation on a device. Of two threads' arenas one goes: it has no memory."""
+        """Makes the arena at the first allocation on a device. Where two threads make one, one of the two is
+        closed: it has no memory yet."""
         stream = functools.partial(cupy.cuda.get_current_stream, ordinal)
         made = _resource.arena_on(self._client, ordinal, stream, self._options)
         arena = self._arenas.setdefault(ordinal, made)

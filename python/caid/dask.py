@@ -51,7 +51,7 @@ _FAMILY = "caid"
 
 
 def _place(client):
-    """What a connection's two ends tell each other."""
+    """What the two ends of a connection tell each other: machine and daemon."""
     return [client.machine_id, client.daemon_id]
 
 
@@ -96,7 +96,7 @@ class Plugin(WorkerPlugin):
 
 
 def _allocate_in(client):
-    """Returns what gives CuPy its former allocator back."""
+    """Has CuPy allocate in caid's memory. Returns a function that restores the former allocator."""
     import cupy
 
     from . import cupy as of_cupy
@@ -112,7 +112,8 @@ def _set_families(rpc, serializers, deserializers):
 
 
 def _own_device(client):
-    """Dask-CUDA gives each worker a GPU, which it sees first. Other workers compute where arrays lie."""
+    """The device on which a worker opens arrays: of Dask-CUDA, which gives each worker a GPU, the worker's
+    first. None: each array's own."""
     return client._find_device(0) if "dask_cuda" in sys.modules else None
 
 
@@ -127,8 +128,8 @@ def _size_of(array):
 
 
 class _Contents:
-    """Of an array that anybody may write: what cannot be pickled, Dask has no name for that it would use
-    again, and its error with ``tokenize.ensure-deterministic``."""
+    """The contents of an array, which anybody may change. It cannot be pickled, so that Dask makes no name of
+    it that it would use again, and raises with ``tokenize.ensure-deterministic``."""
 
     def __init__(self, array):
         self._array = array
@@ -151,7 +152,8 @@ _receiver: contextvars.ContextVar = contextvars.ContextVar("receiver", default=N
 
 
 def _knowing_its_receiver(get_data):
-    """Serialisers are told of their receiver by some transports only."""
+    """Wraps a worker's get_data, so that serialisers know their receiver, of which only some transports tell
+    them."""
 
     @functools.wraps(get_data)
     async def handler(comm, *args, **options):
@@ -168,8 +170,8 @@ _references: dict = {}  # id of an object that was sent: its Reference, as long 
 
 
 def _reference_to(x, array):
-    """To the array that x is, or lies in. Any number of receivers may open it while x lives: its worker has
-    the key as long as one of them is on its way."""
+    """The Reference to the array that x is, or lies in. Any number of receivers may open it while x lives: a
+    worker keeps its key as long as a message is under way."""
     reference = _references.get(id(x))
     if reference is None:
         made = Reference(array)
@@ -263,7 +265,7 @@ def _to_host(array):
 
 @dask_deserialize.register(Array)
 def _from_host(header, frames):
-    """A NumPy array where there is no daemon, as in a user's process."""
+    """The array; a NumPy array in a process without a daemon, such as a user's."""
     dtype = _typestr.to_numpy(_typestr.element_of(*header["element"]))
     frame = frames[0] if len(frames) == 1 else b"".join(frames)
     host = _typestr.numpy().ndarray(header["shape"], dtype, frame, order=header["order"])
@@ -278,12 +280,12 @@ def _from_host(header, frames):
 
 
 def _device_frame(nbytes):
-    """Memory that transports can map in another process, as they cannot caid's."""
+    """Memory that transports can map in another process, which they cannot do with caid's."""
     try:
         import cupy
     except ImportError:
         raise NotImplementedError("frames on the device need CuPy") from None
-    memory = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(nbytes, 1)), 0)  # whatever CuPy's allocator is
+    memory = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(nbytes, 1)), 0)  # not by CuPy's allocator
     return cupy.ndarray(nbytes, "u1", memory)
 
 
@@ -307,7 +309,7 @@ def _from_device(header, frames):
 
 
 def _unflattened(flat, header):
-    """Bytes as an array like that."""
+    """The bytes of a frame, as an array of the sent shape and type."""
     shape, element = header["shape"], _typestr.element_of(*header["element"])
     typed = flat.view(element)
     return typed.reshape(tuple(shape)[::-1]).T if header["order"] == "F" else typed.reshape(tuple(shape))

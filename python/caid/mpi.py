@@ -40,10 +40,9 @@ CHUNK = 4 << 20  # bytes that are sent at a time
 
 
 def machine_comm(comm: MPI.Intracomm, client: Client | None = None) -> MPI.Intracomm:
-    """The ranks that are where this one is: what one of them has, the others open without a copy.
-
-    It is the daemon that tells the machine: containers on one may have the same, and users on one their own,
-    which MPI's split by shared memory does not see. Collective. Client: the default one without it."""
+    """A communicator of the ranks at this rank's daemon: they open each other's arrays without a copy. MPI's
+    split by shared memory would not do: containers on one machine may share a daemon, and users on one
+    machine may have daemons of their own. Collective. Client: the default one without it."""
     with Phase(comm) as phase:
         phase.value = place(client or _default.default_client())
     return comm.Split(phase.values.index(phase.value), comm.rank)
@@ -139,9 +138,9 @@ def _order(strides):
 
 
 class Phase:
-    """A block at every rank of a communicator, after which each has the `value` of all: `values`. What fails
-    in it at one rank is raised at all. Nothing in it may wait for other ranks, unless they come whatever
-    fails: then what may fail is done in ``trying()``.
+    """A block at every rank of a communicator. After it each rank has the `value` of all ranks, in `values`.
+    An error in the block at one rank is raised at all. The block may not wait for other ranks, unless they
+    come even after an error: then what may fail is done in ``trying()``.
     """
 
     def __init__(self, comm: MPI.Intracomm):
@@ -181,7 +180,8 @@ class Phase:
 
 
 class Machines:
-    """Which ranks are at one daemon, and who leads them: the first of them, and the root."""
+    """Which ranks are at which daemon. Each daemon's ranks have a leader: the root, or else the first of
+    them."""
 
     def __init__(self, places: list, root: int):
         self._places = [at if isinstance(at, tuple) else place(at) for at in places]
@@ -215,8 +215,9 @@ class Machines:
 
 
 def send(phase: Phase, leaders: MPI.Intracomm, lane: Lane, array: Array, direct: bool = False) -> None:
-    """An array's bytes, from rank 0 to the others, who have made one like it, by a lane's page-locked memory:
-    what was received is copied while more comes. All go on to the end, also where a copy has failed."""
+    """Sends an array's bytes from rank 0 to the others, which have an array like it, through a lane's
+    page-locked memory: a received chunk is copied while the next comes. All ranks go on to the end, also
+    where a copy has failed."""
     for turn, key in enumerate(_pieces(array.shape, array.itemsize)):
         piece, slot = array[key], lane.slots[turn % 2]
         as_it_is = direct and piece.is_c_contiguous()
@@ -240,7 +241,7 @@ def _at(address, nbytes):
 
 
 def _pieces(shape, itemsize):
-    """Keys of parts of an array that are no larger than a chunk, as long as an element is not."""
+    """The keys of parts of an array that have CHUNK bytes at most, or one element."""
     if 0 in shape:
         return
     row = math.prod(shape[1:]) * itemsize
@@ -302,13 +303,13 @@ class Halo(Closing):
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """Lets go of the neighbours' memory. Idempotent."""
+        """Gives up the neighbours' memory. Idempotent."""
         self._stack.close()
         self._closed = True
 
     def exchange(self) -> None:
-        """Work on the storage that caid knows of comes before, and it is done on return. Errors are raised at
-        all ranks."""
+        """Exchanges the halos, after all work on the storage that caid knows of; done on return. Errors are
+        raised at all ranks."""
         from .storage import fields
 
         with Phase(self._cart) as phase, contextlib.ExitStack() as stack:
@@ -384,8 +385,8 @@ def _sent(box):
 
 
 def _strip(shape, halo, axis, n_axes, end, width):
-    """The key of the halo at one end of a dimension, or of so many points beside it; of later dimensions,
-    whose halo is not there yet, the domain alone."""
+    """The key of the halo at one end of a dimension, or of as many points of the domain beside it. Of the
+    later dimensions, whose halos are not up to date yet, it has the domain alone."""
     key = [slice(0, n) for n in shape]
     for later in range(axis + 1, n_axes):
         key[later] = slice(halo[later][0], shape[later] - halo[later][1])

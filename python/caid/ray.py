@@ -43,8 +43,8 @@ from ._session import _default
 __all__ = ["Transport", "put"]
 
 _NAME = "CAID"
-# One of Ray's own threads of an actor, and not the one that receives: so two actors that receive from each
-# other do not wait for each other.
+# An actor's thread of Ray's own that does not receive: so two actors that receive from each other do not wait
+# for each other.
 _SERVES = "_ray_system_error"
 
 _lock = threading.Lock()
@@ -142,7 +142,8 @@ class Transport(TensorTransportManager):
         self, obj_id: str, tensor_transport_metadata: _Told, communicator_metadata: CommunicatorMetadata,
         target_buffers: list[Array] | None = None,
     ) -> list[Array]:
-        """Opens what is here; asks the actor that has the others for their bytes, once for all of them."""
+        """Opens the arrays of this machine. Asks the actor that has the others for their bytes, in one
+        call."""
         told = tensor_transport_metadata
         with contextlib.ExitStack() as stack:
             away = [i for i, reference in enumerate(told.references) if not reference.here()]
@@ -168,7 +169,7 @@ class Transport(TensorTransportManager):
             reference.close()
 
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
-        """Nothing is under way that another actor waits for."""
+        """Does nothing, since no other actor waits for a transfer."""
 
 
 def _references(arrays):

@@ -35,7 +35,7 @@ if not hasattr(torch.cuda, "MemPool"):
 
 
 class _Setup(NamedTuple):
-    """What the C functions work with in this process."""
+    """What the C functions use in this process."""
 
     process: int
     client: Client
@@ -113,8 +113,8 @@ def allocator(
 
 
 def _the_allocator():
-    """A pool of PyTorch's has a plain pointer into it, and may be the last thing to go, after the
-    modules: so it is never made anew, and never freed."""
+    """PyTorch's allocator object. Pools of PyTorch's have a plain pointer into it, and may end after all
+    modules: so it is made once, and never freed."""
     global _allocator
     if _allocator is None:
         made = torch.cuda.memory.CUDAPluggableAllocator(
@@ -135,7 +135,7 @@ def _set_up(client, options):
 
 
 def _make_arenas(client, options):
-    """One for each device that both PyTorch and the daemon have. They have no memory yet."""
+    """Makes an arena for each device that both PyTorch and the daemon have. They have no memory yet."""
     arenas = {}
     for ordinal in range(torch.cuda.device_count()):
         with contextlib.suppress(DeviceError):
@@ -148,7 +148,7 @@ def _make_arenas(client, options):
 
 
 def _check_same(setup, client, options):
-    """Of what was given."""
+    """Raises where an argument that was given differs from the set-up."""
     if client is not None and client is not setup.client:
         raise RuntimeError(f"caid.torch uses {setup.client!r} in this process already")
     other = {name: value for name, value in options.items() if setup.options.get(name) != value}

@@ -97,7 +97,7 @@ def test_a_host_view_stays_inside_its_array(client):
             try:
                 lease.host_view(offset, nbytes, True)
             except ValueError as e:
-                assert "leaves the 10 bytes" in str(e)
+                assert "exceeds 10 bytes" in str(e)
             else:
                 raise AssertionError((offset, nbytes))
 

@@ -149,7 +149,7 @@ def squeeze(shape, strides, axis):
     else:
         gone = [_axis(i, ndim) for i in dims("axis", axis)]
     if len(set(gone)) < len(gone):
-        raise ValueError(f"axis {axis}: one is there twice")
+        raise ValueError(f"axis {axis}: an axis is given twice")
     if any(shape[i] != 1 for i in gone):
         raise ValueError(f"axis {axis}: an extent of shape {shape} is not 1")
     kept = [i for i in range(ndim) if i not in gone]
@@ -190,7 +190,7 @@ def fill_in(new_shape, n):
     known = size(extent for extent in new_shape if extent != -1)
     n_unknown = new_shape.count(-1)
     if n_unknown > 1 or any(extent < -1 for extent in new_shape):
-        raise ValueError(f"shape {new_shape}: extents are not negative, but for one -1")
+        raise ValueError(f"shape {new_shape}: extents may not be negative, except for one -1")
     if n_unknown == 1 and known and n % known == 0:
         new_shape = tuple(n // known if extent == -1 else extent for extent in new_shape)
         known = n

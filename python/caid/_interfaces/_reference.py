@@ -175,7 +175,7 @@ class Reference(Closing):
         """
         flaw = self._flaw()
         if flaw is not None:
-            raise corrupt(f"a reference that nobody has made so: its {flaw} cannot be")
+            raise corrupt(f"an invalid reference: its {flaw} is invalid")
         client = client or _default.client_at(self.daemon_id)
         if not self._is_at(client):
             raise not_found(
@@ -220,7 +220,7 @@ class Reference(Closing):
         layout = array._layout
         same = (self.shape, self._element()) == (layout.shape, layout.element)
         if not same or not _geometry.is_contiguous(self.shape, self.strides, layout.strides):
-            raise corrupt(f"{self!r} is not to what is there: {array!r}")
+            raise corrupt(f"{self!r} does not match the array that is there: {array!r}")
         return array
 
     def _part_of(self, whole):
@@ -268,7 +268,7 @@ class Reference(Closing):
     def __repr__(self):
         flaw = self._flaw()
         if flaw is not None:
-            return f"<caid.Reference: its {flaw} cannot be>"
+            return f"<caid.Reference: its {flaw} is invalid>"
         name = "" if self.name is None else f" {self.name!r}"
         typestr = self._type[0]
         return f"<caid.Reference{name} {self.shape} {typestr!r} at daemon {self.daemon_id or 'unknown'}>"
@@ -374,7 +374,7 @@ def _open_at(socket, reference):
     nothing: the Array does, where its memory is asked for."""
     try:
         if not _is_text(socket) or "\0" in socket:
-            raise corrupt("an array whose daemon's socket cannot be")
+            raise corrupt("an array with an invalid path of its daemon's socket")
         return reference.open(_default.client_of(socket))
     except Exception as e:
         return _without_memory(reference, e, (_open_at, (socket, reference)))

@@ -70,7 +70,7 @@ def preset(name: str | None, dtype: Any) -> dict[str, Any]:
     if name is None:
         return {}
     if name not in _presets:
-        raise invalid(f"defaults {name!r}: none of {', '.join(_presets)}")
+        raise invalid(f"defaults {name!r}: not one of {', '.join(_presets)}")
     found = _presets[name]
     points = found.get("points", 1)
     return found if points == 1 else {**found, "alignment_size": points * numpy.dtype(dtype).itemsize}

@@ -131,7 +131,7 @@ def read_file(path) -> Model:
         (n,) = struct.unpack_from("<Q", head)
         if n > HEADER_MAX or n > size - 8:
             most = min(HEADER_MAX, size - 8)
-            raise FormatError(f"{path}: a header of {n} bytes, where there may be {most}")
+            raise FormatError(f"{path}: a header of {n} bytes, where {most} are allowed")
         model = parse(_read(fd, path, n, 8), size - 8 - n, path)
         return model._replace(files={path: which})
     finally:
@@ -178,7 +178,7 @@ def parse(header: bytes, n_data: int, path: str = "header") -> Model:
         raise FormatError(f"{path}: the header is not an object")
     metadata = fields.pop(METADATA, None)
     if metadata is not None and not _is_text(metadata):
-        raise FormatError(f"{path}: __metadata__ is not text by text")
+        raise FormatError(f"{path}: __metadata__ does not map text to text")
     if not _is_utf8([*fields, *(metadata or {}), *(metadata or {}).values()]):
         raise FormatError(f"{path}: a key, or text of __metadata__, has half a surrogate pair")
     start = 8 + len(header)
@@ -190,7 +190,7 @@ def parse(header: bytes, n_data: int, path: str = "header") -> Model:
 def _unique(pairs):
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return made
 
 
@@ -303,7 +303,7 @@ def _read_index(path):
     try:
         size = os.fstat(fd).st_size
         if size > HEADER_MAX:
-            raise FormatError(f"{path}: {size} bytes, where there may be {HEADER_MAX}")
+            raise FormatError(f"{path}: {size} bytes, where {HEADER_MAX} are allowed")
         text = _read(fd, path, size, 0)
         index = json.loads(text, object_pairs_hook=_unique)
         where = index["weight_map"]
@@ -315,7 +315,7 @@ def _read_index(path):
     finally:
         os.close(fd)
     if not _is_text(where):
-        raise FormatError(f"{path}: its weight_map is not text by text")
+        raise FormatError(f"{path}: its weight_map does not map text to text")
     files = {name: os.path.join(os.path.dirname(path), _inside(path, name)) for name in where.values()}
     model = _joined((path, read_file(path)) for _, path in sorted(files.items()))
     for key in where.keys() | model.tensors.keys():
@@ -379,6 +379,6 @@ def header_of(arrays, metadata) -> tuple[bytes, dict[str, int]]:
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > HEADER_MAX:
-        raise ValueError(f"a header of {len(text)} bytes, where there may be {HEADER_MAX}")
+        raise ValueError(f"a header of {len(text)} bytes, where {HEADER_MAX} are allowed")
     start = 8 + len(text)
     return struct.pack("<Q", len(text)) + text, {key: start + n for key, n in offsets.items()}
