@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """libcaid, thin. For use by the package: see caid/__init__.py for the interface.
 
-Every failure of libcaid raises the class of ``caid._errors`` for its code. Calls give up the GIL.
+Every failure of libcaid raises the class of ``caid._base._errors`` for its code. Calls give up the GIL.
 """
 
 from os import PathLike
