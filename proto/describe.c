@@ -245,6 +245,17 @@ class_name(const char *name)
 }
 
 static void
+print_python_errors(void)
+{
+    fputs("\n\nclass ErrorCode(enum.IntEnum):\n"
+          "    \"\"\"What went wrong, as the daemon and libcaid number it.\"\"\"\n\n",
+          stdout);
+#define ERROR(name, number, errnum, text) printf("    " #name " = %d\n", number);
+#include "errors.def"
+#undef ERROR
+}
+
+static void
 print_python(const struct record *record)
 {
     if (!record->text)
@@ -296,11 +307,13 @@ main(int argc, char **argv)
         print_all(print_header);
         puts("\n#endif");
     } else if (strcmp(what, "python") == 0) {
-        printf("# SPDX-License-Identifier: Apache-2.0\n"
-               "\"\"\"What the daemon tells, as named tuples.\"\"\"\n\n"
-               "from typing import Any, List, NamedTuple, Optional, Tuple\n\n__all__ = [");
+        printf(
+            "# SPDX-License-Identifier: Apache-2.0\n"
+            "\"\"\"What the daemon tells, as named tuples, and the numbers of errors.\"\"\"\n\n"
+            "import enum\nfrom typing import Any, List, NamedTuple, Optional, Tuple\n\n__all__ = [");
         print_all(print_python_names);
         printf("\n]\n");
+        print_python_errors();
         print_all(print_python);
     } else {
         fputs("usage: caid-describe header|python|protocol\n", stderr);

@@ -7,47 +7,11 @@ same thing, that too: ``except FileNotFoundError`` catches a name that is not th
 
 from __future__ import annotations
 
-import enum
 import errno
 import functools
 from typing import Any
 
-
-class ErrorCode(enum.IntEnum):
-    """What went wrong, as the daemon and libcaid number it."""
-
-    PROTOCOL = 1
-    VERSION = 2
-    UNKNOWN_METHOD = 3
-    INVALID = 4
-    INVALID_NAME = 5
-    NOT_FOUND = 6
-    EXISTS = 7
-    PERMISSION = 8
-    QUOTA = 9
-    LIMIT = 10
-    NO_MEMORY = 11
-    DEVICE = 12
-    DRIVER = 13
-    SHUTDOWN = 14
-    TOO_LARGE = 15
-    UNSUPPORTED = 16
-    CANCELLED = 17
-    STALE = 18
-    TIMEOUT = 19
-    DEADLOCK = 20
-    ABANDONED = 21
-    NOT_READY = 22
-    LOST = 23
-    INTERNAL = 24
-    NO_DAEMON = 64
-    DISCONNECTED = 65
-    FORKED = 66
-    CLOSED = 67
-    READ_ONLY = 68
-    SYSTEM = 69
-    CORRUPT = 70
-    INTERRUPTED = 71
+from .._answers import ErrorCode
 
 
 class Error(OSError):
