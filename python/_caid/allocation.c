@@ -152,8 +152,8 @@ allocation_reduce(PyObject *op, PyObject *Py_UNUSED(unused))
 static PyMethodDef allocation_methods[] = {
     {"close", allocation_close, METH_NOARGS,
      PyDoc_STR(
-         "close()\n--\n\nFrees it now. Idempotent. Nothing that was made of its address is to "
-         "be used any more.")},
+         "close()\n--\n\nFrees the memory now. Idempotent. Its address may not be used any "
+         "more.")},
     {"__enter__", allocation_enter, METH_NOARGS, NULL},
     {"__exit__", PY_FASTCALL(allocation_exit), METH_FASTCALL, NULL},
     {"__reduce__", allocation_reduce, METH_NOARGS, NULL},
@@ -165,7 +165,7 @@ static PyGetSetDef allocation_getset[] = {
      PyDoc_STR("int: its device address. UnavailableError after close()."), NULL},
     {"__cuda_array_interface__", allocation_get_interface, NULL,
      PyDoc_STR("dict: the CUDA Array Interface, of one dimension of bytes (\"|u1\").\n\n"
-               "The dict keeps nothing alive: who uses it keeps the allocation."),
+               "The dict keeps nothing alive: its user keeps the allocation."),
      NULL},
     {0},
 };
@@ -183,9 +183,9 @@ static PyMemberDef allocation_members[] = {
 PY_SPEC(
     allocation, "caid.Allocation", Py_TPFLAGS_HAVE_GC,
     "Memory of a device: what :meth:`caid.Arena.allocate` gives.\n\n"
-    "It is freed by close(), by leaving its ``with`` block, or with the object, which may be in "
-    "any thread,\nat any time: the memory is used again when the work that the device's primary "
-    "context had by then\nis done.",
+    "It is freed by close(), by leaving its ``with`` block, or when the object is collected, in any "
+    "thread.\nThe memory is reused when all work is done that the device's primary context had "
+    "at that time.",
     {Py_tp_new, allocation_tp_new}, {Py_tp_traverse, allocation_traverse},
     {Py_tp_dealloc, allocation_dealloc}, {Py_tp_repr, allocation_repr},
     {Py_tp_methods, allocation_methods}, {Py_tp_getset, allocation_getset},

@@ -353,16 +353,16 @@ static PyMethodDef arena_methods[] = {
     {"_ipc_handle", arena_ipc_handle, METH_O,
      PyDoc_STR("(handle, offset, size) of legacy memory.")},
     {"_publish_part", PY_FASTCALL(arena_publish), METH_FASTCALL,
-     PyDoc_STR(
-         "Puts what is there under a name: its generation; under None: a ticket. keep lives "
-         "as long as that.")},
+     PyDoc_STR("Publishes the array at an address under a name: its generation; under None: a "
+               "ticket. keep lives as long as the part.")},
     {"flush", arena_flush, METH_NOARGS,
-     PyDoc_STR("flush()\n--\n\nMakes what was freed reusable, when the work that may use it is "
-               "done; waits for nothing.\nNot what defer_cleanup() holds back.")},
+     PyDoc_STR(
+         "flush()\n--\n\nMakes freed memory reusable as soon as the work that may use it is "
+         "done; waits for nothing.\ndefer_cleanup() still holds back.")},
     {"trim", arena_trim, METH_NOARGS,
      PyDoc_STR(
-         "trim()\n--\n\nThe same as flush(), waits for the work, and gives all blocks back "
-         "in which nothing is left.")},
+         "trim()\n--\n\nflush(), which also waits for the work, and gives all empty blocks "
+         "back.")},
     {"_defer_begin", arena_defer_begin, METH_NOARGS, PyDoc_STR("Holds back what was freed.")},
     {"_defer_end", arena_defer_end, METH_NOARGS, PyDoc_STR("Undoes one _defer_begin().")},
     {"_set_limits", PY_FASTCALL(arena_set_limits), METH_FASTCALL,
@@ -371,9 +371,9 @@ static PyMethodDef arena_methods[] = {
     {"_end", arena_end, METH_NOARGS,
      PyDoc_STR("Ends it with all that was allocated. Idempotent.")},
     PY_HANDLE_CLOSE(
-        "Ends the arena: no memory comes from it any more. Idempotent. Its blocks go back when "
-        "the\nlast allocation is gone, and the work that may use them is done; what is published "
-        "stays for\nthose who can reach it."),
+        "Ends the arena, which allocates no more. Idempotent. Its blocks go back when the last\n"
+        "allocation is gone and the work that may use them is done; published parts stay as long "
+        "as\nsomebody can reach them."),
     {0},
 };
 

@@ -159,13 +159,14 @@ event_get_handle(PyObject *op, void *closure)
 }
 
 static PyMethodDef event_methods[] = {
-    {"_record", event_record, METH_O, PyDoc_STR("It is passed there.")},
-    {"_wait", event_wait, METH_O, PyDoc_STR("The stream waits for it.")},
-    {"_synchronize", event_synchronize, METH_NOARGS, PyDoc_STR("The host waits for it.")},
+    {"_record", event_record, METH_O, PyDoc_STR("Records it on a stream.")},
+    {"_wait", event_wait, METH_O, PyDoc_STR("Has a stream wait for it.")},
+    {"_synchronize", event_synchronize, METH_NOARGS, PyDoc_STR("Waits for it on the host.")},
     {"_elapsed", event_elapsed, METH_O, PyDoc_STR("Milliseconds from it to another.")},
     {"query", event_query, METH_NOARGS,
-     PyDoc_STR("query()\n--\n\nWhether the event is passed; one that was never recorded is. "
-               "Raises DriverError.")},
+     PyDoc_STR(
+         "query()\n--\n\nWhether the event has passed, as one that was never recorded has. "
+         "Raises DriverError.")},
     PY_HANDLE_CLOSE("Ends the event. Idempotent."),
     {0},
 };
@@ -176,9 +177,9 @@ static PyGetSetDef event_getset[] = {
     {"handle", event_get_handle, NULL,
      PyDoc_STR("int: the CUevent. UnavailableError of one that is closed."), NULL},
     {"ipc_handle", event_get_ipc_handle, NULL,
-     PyDoc_STR("bytes: 64, which open it in another process of the same uid. "
-               "UnavailableError of\nan event that was created without ``ipc=True``, or is "
-               "itself of another process."),
+     PyDoc_STR("bytes: 64, by which another process of the same uid opens the event. "
+               "UnavailableError:\nit was created without ``ipc=True``, or is of another "
+               "process."),
      NULL},
     PY_HANDLE_CLOSED,
     {0},

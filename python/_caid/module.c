@@ -128,28 +128,29 @@ module_code_name(PyObject *Py_UNUSED(module), PyObject *code)
 
 static PyMethodDef module_methods[] = {
     {"derived", module_derived, METH_O,
-     PyDoc_STR("Has objects of a type be made as ones of this class, which derives from it.")},
+     PyDoc_STR("Registers a class: objects of its base are made as its instances.")},
     {"softcuda_path", module_softcuda_path, METH_NOARGS,
      PyDoc_STR("Where the software CUDA driver of this build is.")},
     {"set_strict", module_set_strict, METH_O,
      PyDoc_STR(
-         "Whether the host has no device memory of the software driver: what was said before.")},
+         "Sets whether the software driver's device memory is refused to the host: the former value.")},
     {"version", module_version, METH_NOARGS, PyDoc_STR("The version of libcaid.")},
     {"dlpack_export", py_dlpack_export, METH_VARARGS,
-     PyDoc_STR("A tensor in a capsule, which keeps the owner, a Lease by a share.")},
+     PyDoc_STR("A tensor in a capsule, which keeps the owner; of a Lease it has a share.")},
     {"dlpack_import", py_dlpack_import, METH_O,
-     PyDoc_STR("Takes what is in a capsule: a Tensor.")},
+     PyDoc_STR("Takes the tensor of a capsule: a Tensor.")},
     {"sync_load", py_sync_load, METH_O,
-     PyDoc_STR("(state, version) of a storage's two buffers, from the words that say it.")},
+     PyDoc_STR(
+         "(state, version) of a storage's two buffers, from the words of its sync state.")},
     {"sync_change", py_sync_change, METH_VARARGS,
      PyDoc_STR(
-         "One side is modified, or both are equal, up to a version: (state before, version).")},
+         "Records that one side was modified, or both are equal: (state before, version).")},
     {"torch_set", py_torch_set, METH_VARARGS,
      PyDoc_STR("Has caid_torch_malloc() use an Arena for a CUDA device, for good.")},
     {"torch_keep", py_torch_keep, METH_O, PyDoc_STR("Keeps an object for good.")},
     {"torch_error", py_torch_error, METH_NOARGS,
      PyDoc_STR(
-         "Why caid_torch_malloc() or caid_torch_free() failed last, since this was asked.")},
+         "The last error of caid_torch_malloc() or caid_torch_free() since the previous call.")},
     {"code_name", module_code_name, METH_O, PyDoc_STR("Name of an error code, or None.")},
     {0},
 };

@@ -292,7 +292,7 @@ bool py_client_is_live(const struct client_object *self);
 #define PY_CLIENT_METHODS(FAST, METHOD)                                                       \
     FAST(create, "Creates an array: a Lease.")                                                \
     FAST(open, "Opens an array: a Lease.")                                                    \
-    FAST(open_many, "Opens arrays, or those of a set: a list of Leases.")                      \
+    FAST(open_many, "Opens arrays, or those of a set: a list of Leases.")                     \
     FAST(take, "Takes what a ticket is for: a Lease.")                                        \
     FAST(publish_many, "Puts arrays of leases under names of a set: its generation.")         \
     METHOD(map, METH_O, "Maps the blocks of leases again.")                                   \
@@ -305,13 +305,13 @@ bool py_client_is_live(const struct client_object *self);
     FAST(expire, "Gives a name a time to live: its generation.")                              \
     FAST(watch, "Watches a name: a Watch.")                                                   \
     FAST(stream_new, "Creates a CUDA stream: a Stream.")                                      \
-    FAST(stream_wrap, "Of another library: a Stream.")                                        \
+    FAST(stream_wrap, "Wraps a stream of another library: a Stream.")                         \
     FAST(event_new, "Creates a CUDA event: an Event.")                                        \
-    FAST(event_open, "Of another process: an Event.")                                         \
-    FAST(timeline, "To signal, or to wait for: a Timeline.")                                  \
+    FAST(event_open, "Opens an event of another process: an Event.")                          \
+    FAST(timeline, "Creates or opens a timeline: a Timeline.")                                \
     FAST(begin, "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket.") \
     FAST(arena_new, "Makes an allocator: an Arena.")                                          \
-    METHOD(find_device, METH_O, "Index of the device that CUDA calls so here.")               \
+    METHOD(find_device, METH_O, "The index of a device that has this CUDA ordinal here.")     \
     METHOD(set_list, METH_O, "Keys of a set: a list of tuples.")                              \
     FAST(show, "What is known of a name: a list of one tuple.")                               \
     FAST(query, "A list of the daemon's, by its name: tuples of caid/_answers.py's fields.")  \
@@ -321,7 +321,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(withdraw, "Ends tickets: how many.")                                                 \
     METHOD(defer_end, METH_NOARGS, "Undoes one _defer_begin().")                              \
     METHOD(status, METH_NOARGS, "The daemon: a tuple.")                                       \
-    METHOD(daemon, METH_NOARGS, "driver, socket, machine_id and daemon_id; asks nobody.")      \
+    METHOD(daemon, METH_NOARGS, "driver, socket, machine_id and daemon_id; asks nobody.")     \
     METHOD(devices, METH_NOARGS, "The daemon's devices: a list of tuples.")                   \
     FAST(host_alloc, "Page-locked memory: a HostMemory.")                                     \
     FAST(host_register, "Page-locks memory; its device address, or 0.")                       \

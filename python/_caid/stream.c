@@ -137,20 +137,19 @@ static PyMethodDef stream_methods[] = {
      PyDoc_STR("Waits for all that is on it, and checks it.")},
     {"_query", stream_query, METH_NOARGS, PyDoc_STR("Whether nothing is left.")},
     {"check", stream_check, METH_NOARGS,
-     PyDoc_STR(
-         "check()\n--\n\nRaises AbandonedError where synchronize() would, without waiting: "
-         "it tells of what has\ncome about by now.")},
+     PyDoc_STR("check()\n--\n\nRaises AbandonedError where synchronize() would, as far as is "
+               "known by now, without waiting.")},
     {"_add_callback", PY_FASTCALL(stream_add_callback), METH_FASTCALL,
-     PyDoc_STR("Has fn(self, status, arg) called when it has come to here.")},
+     PyDoc_STR("Has fn(self, status, arg) called when the stream reaches this point.")},
     {"_sync_change", py_sync_change_on, METH_VARARGS,
-     PyDoc_STR("sync_change(), when it has come to here.")},
+     PyDoc_STR("sync_change(), when the stream reaches this point.")},
     {"_hold", stream_hold, METH_NOARGS,
-     PyDoc_STR("Until _release() it does not end, but with its client.")},
+     PyDoc_STR("Until _release() only its client's end ends the stream.")},
     {"_release", stream_release, METH_NOARGS, PyDoc_STR("Undoes one _hold().")},
     PY_HANDLE_CLOSE(
-        "Destroys the stream, where caid has created it. Idempotent. Waits for nothing: what is "
-        "on it\nis done, a bracket that is open on it is ended there, before it goes, and it is "
-        "there as long as\nan array is bound to it."),
+        "Destroys the stream, if caid has created it. Idempotent. Waits for nothing: its work "
+        "is still done,\nan open bracket on it still ends there, and it lives on as long as an "
+        "array is bound to it."),
     {0},
 };
 

@@ -108,13 +108,14 @@ timeline_get_value(PyObject *op, void *Py_UNUSED(closure))
 
 static PyMethodDef timeline_methods[] = {
     {"_signal", PY_FASTCALL(timeline_signal), METH_FASTCALL,
-     PyDoc_STR("value is reached when the stream, 0 for the host, has come to here.")},
+     PyDoc_STR(
+         "The timeline reaches value when the stream, 0 for the host, reaches this point.")},
     {"_wait", PY_FASTCALL(timeline_wait), METH_FASTCALL,
-     PyDoc_STR("The stream, 0 for the host, goes on when value has been reached.")},
+     PyDoc_STR("The stream, 0 for the host, waits for value.")},
     PY_HANDLE_CLOSE(
-        "Gives the timeline up. Idempotent. The creator's name goes at once; waits end when the\n"
-        "signals that are on their way have come. Whoever waits in wait() of this object, in "
-        "another\nthread, gets a CancelledError."),
+        "Closes the timeline. Idempotent. The creator's close removes the name at once; others'\n"
+        "waits end when the signals under way have landed. A wait() of this object in another\n"
+        "thread raises CancelledError."),
     {0},
 };
 
@@ -122,8 +123,8 @@ static PyGetSetDef timeline_getset[] = {
     PY_HANDLE_CLOSED,
     {"value", timeline_get_value, NULL,
      PyDoc_STR(
-         "int: what has been reached; 0 before the first. UnavailableError when the creator\n"
-         "has exited, or closed it, and where the memory holds what it cannot."),
+         "int: the value that was reached; 0 before the first. UnavailableError when the\n"
+         "creator has exited or closed it, and where the memory holds no valid value."),
      NULL},
     {0},
 };

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the Python package has of the CUDA driver beside what is shared: a client without a daemon,
- * events, host memory, pointers, streams. All of it is of this process, and no daemon is asked. No
- * part of libcaid.so, and not installed: who needs it links the static library.
- * Results and errors as in caid.h.
+ * The Python package's calls of the CUDA driver that share nothing: a client without a daemon,
+ * events, host memory, pointers, streams, files. All of it is of this process, and no daemon is
+ * asked. It is no part of libcaid.so, and not installed: the extension and tests link the static
+ * library. Results and errors as in caid.h.
  */
 #pragma once
 
@@ -14,10 +14,10 @@
 
 /* ---- a client of no daemon ---- */
 
-/* The driver alone, for what is declared here, caid_copy() and caid_stream_*() on memory that
- * did not come from caid. driver: as in struct caid_connect_options, NULL or "":
- * $CAID_CUDA_DRIVER, or "auto". Device indices are the driver's ordinals. It is a client whose
- * connection was lost before it began: every call that needs the daemon fails with
+/* Opens a client of the driver alone, for the functions here, and for caid_copy() and
+ * caid_stream_*() on memory of other libraries. driver: as in struct caid_connect_options, NULL
+ * or "": $CAID_CUDA_DRIVER, or "auto". Device indices are the driver's ordinals. It is a client
+ * whose connection was lost before it began: every call that needs the daemon fails with
  * CAID_ERR_NO_DAEMON. */
 int cuda_driver_open(struct caid_client **ret, const char *driver, struct caid_error *error);
 
@@ -27,13 +27,13 @@ int cuda_client_check(const struct caid_client *client, struct caid_error *error
 
 /* ---- pointers ---- */
 
-/* What a pointer of any origin is here (cuPointerGetAttribute): its address on the device, and
- * the device's index, or -1 for one that the client has not. CAID_ERR_INVALID: not the device's
- * to reach. */
+/* Looks up a pointer of any library (cuPointerGetAttribute): gives its address on the device,
+ * and the device's index, or -1 for a device that the client does not have. CAID_ERR_INVALID:
+ * the device does not reach it. */
 int cuda_pointer_resolve(struct caid_client *client, uint64_t ptr, uint64_t *ret_device_ptr,
                          int32_t *ret_device, struct caid_error *error);
 
-/* One of its attributes as a number: 0 for none that it has. */
+/* Gives one of a pointer's attributes as a number; 0 where it has none. */
 int cuda_pointer_attribute(struct caid_client *client, uint64_t ptr, uint32_t attribute,
                            uint64_t *ret, struct caid_error *error);
 
@@ -45,8 +45,8 @@ enum cuda_host_flags {
     CUDA_HOST_WRITE_COMBINED = 4, /* CU_MEMHOSTALLOC_WRITECOMBINED; not to register */
 };
 
-/* Memory of the driver's (cuMemHostAlloc), on the primary context of device. ret_device_ptr may
- * be NULL; it is written where CUDA_HOST_MAPPED is asked for. */
+/* Allocates memory (cuMemHostAlloc) in the primary context of device. ret_device_ptr may be
+ * NULL; it is written if flags has CUDA_HOST_MAPPED. */
 int cuda_host_alloc(struct caid_client *client, int32_t device, size_t nbytes, uint32_t flags,
                     void **ret, uint64_t *ret_device_ptr, struct caid_error *error);
 int cuda_host_free(struct caid_client *client, int32_t device, void *ptr,
@@ -71,20 +71,20 @@ struct cuda_stretch { /* of a file, and where it goes */
 
 #define CUDA_READ_SIZE (4 << 20)
 
-/* What several threads read by cuda_read() between them. The caller's. */
+/* The list of reads that several threads share in cuda_read(). The caller owns it. */
 struct cuda_reading {
     const int *fds;
     const struct cuda_stretch *stretches; /* by their first reads */
     size_t n_stretches;
     uint64_t n_reads;
-    /* Shared with others: the next read, the bytes that are read, and whether to stop. */
+    /* Shared by the threads: the next read, the bytes read so far, and whether to stop. */
     _Atomic uint64_t *next, *done, *stop;
 };
 
-/* Reads, and copies to the device on the stream, by page-locked memory of its own, until nothing is
- * left or it is to stop; 0 when all that it began has happened. Any failure has the others stop.
- * ret_file: which one could not be read, or -1; CAID_ERR_SYSTEM, with ENODATA where it is too
- * short. */
+/* Takes reads from the list, and copies them to the device on the stream by way of page-locked
+ * memory of its own, until none is left or the threads are to stop. 0 when its own copies are
+ * done. A failure stops the other threads. ret_file: the file that could not be read, or -1;
+ * CAID_ERR_SYSTEM, with ENODATA where it is too short. */
 int cuda_read(struct caid_client *client, int32_t device, uint64_t stream,
               const struct cuda_reading *reading, int64_t *ret_file, struct caid_error *error);
 
@@ -94,34 +94,35 @@ int cuda_read(struct caid_client *client, int32_t device, uint64_t stream,
 int cuda_stream_query(struct caid_client *client, uint64_t stream, int32_t device,
                       struct caid_error *error);
 
-/* fn is called when the stream has come to here, by a thread of the driver's, and may not call
- * CUDA or libcaid (cuStreamAddCallback()). result: CUresult of the work before, 0. */
+/* Has a thread of the driver's call fn when the stream reaches this point
+ * (cuStreamAddCallback()). fn may not call CUDA or libcaid. result: the CUresult of the work
+ * before, or 0. */
 int cuda_stream_add_callback(struct caid_client *client, uint64_t stream, int32_t device,
                              void (*fn)(int32_t result, void *userdata), void *userdata,
                              struct caid_error *error);
 
 /* ---- events ---- */
 
-/* A place in a stream. It holds the client, so that the primary context is there
- * as long as the event, and is of no use when the client is closed. */
+/* A CUDA event. It holds the client, so that the primary context lives as long as the event, but
+ * it cannot be used when the client is closed. */
 struct cuda_event;
 
 enum cuda_event_flags {
     CUDA_EVENT_IPC = 1,           /* has a handle for other processes of the same uid */
     CUDA_EVENT_BLOCKING_SYNC = 2, /* CU_EVENT_BLOCKING_SYNC */
-    /* Made by the first cuda_event_record(), in the context of that stream, whichever it is;
-     * until then it is passed, and has no cuda_event_handle(). Not with CUDA_EVENT_IPC. */
+    /* The first cuda_event_record() makes the event, in the context of its stream. Until then
+     * the event counts as passed, and has no cuda_event_handle(). Not with CUDA_EVENT_IPC. */
     CUDA_EVENT_OF_STREAM = 4,
     CUDA_EVENT_TIMING = 8, /* for cuda_event_elapsed(); with neither of these two */
 };
 
 #define CUDA_EVENT_HANDLE_SIZE 64
 
-/* Of the primary context of a device, if it is not CUDA_EVENT_OF_STREAM. */
+/* Makes an event in the primary context of a device, if it is not CUDA_EVENT_OF_STREAM. */
 int cuda_event_new(struct caid_client *client, struct cuda_event **ret, int32_t device,
                    uint32_t flags, struct caid_error *error);
-/* One of another process (cuIpcOpenEventHandle()). A stream that waits for it hangs for ever if
- * that process is killed before its work is done; a timeline does not. */
+/* Opens an event of another process (cuIpcOpenEventHandle()). A stream that waits for it hangs
+ * for ever if that process is killed before its work is done; with a timeline it does not. */
 int cuda_event_open(struct caid_client *client, struct cuda_event **ret, int32_t device,
                     const uint8_t handle[CUDA_EVENT_HANDLE_SIZE], struct caid_error *error);
 /* CAID_ERR_UNSUPPORTED: it was made without CUDA_EVENT_IPC, or opened. */
