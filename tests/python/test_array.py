@@ -158,8 +158,8 @@ def test_iteration_gives_views(weights):
     "shape, what",
     [
         ((5, 5), "cannot reshape 24 elements"),
-        ((-1, -1), "but for one -1"),
-        ((-2, 12), "not negative"),
+        ((-1, -1), "except for one -1"),
+        ((-2, 12), "not be negative"),
         ((7, -1), "cannot reshape"),
         ((0, -1), "cannot reshape"),
     ],
