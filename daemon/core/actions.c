@@ -72,9 +72,10 @@ core_next(struct core *core, struct core_action *ret)
     struct entry *e = TAILQ_FIRST(&core->queue);
 
     if (core->persist.journal)
-        journal_commit(core->persist.journal); /* what the event has recorded counts */
+        /* what the event has recorded counts from here on */
+        journal_commit(core->persist.journal);
     if (core->persist.next)
-        journal_commit(core->persist.next); /* which the keeper may have by now */
+        journal_commit(core->persist.next); /* the keeper may have the new journal already */
     free(core->taken);
     core->taken = NULL;
     if (!e)

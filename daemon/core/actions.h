@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The queue of actions, which core_next() takes out in the order in which they were pushed. Entries
- * that carry bytes of their own (packets, names) are allocated with them and freed after they were
- * taken out; the others are embedded in the object that they are about, so that what gives memory
- * back or ends a connection cannot fail.
+ * The queue of actions; core_next() takes them out in the order in which they were pushed. An entry
+ * that carries bytes (packets, names) is allocated with them, and freed after it has been taken
+ * out. Other entries are embedded in the object that they are about, so that giving memory back and
+ * ending a connection cannot fail.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 struct entry {
     TAILQ_ENTRY(entry) link;
     struct core_action action;
-    bool owned; /* by the queue: freed after it was taken out */
+    bool owned; /* allocated by the queue: freed after it has been taken out */
     bool queued;
 };
 
@@ -21,9 +21,9 @@ TAILQ_HEAD(entries, entry);
 
 void entry_push(struct core *core, struct entry *e);
 void entry_remove(struct core *core, struct entry *e);
-/* One to be pushed later, with n bytes after it. NULL: out of memory. */
+/* An entry with room for n bytes after it, to be pushed later. NULL: out of memory. */
 struct entry *entry_new(enum core_action_type type, size_t n);
 void entry_free(struct entry *e);
-/* What was to be sent to a connection that has ended. */
+/* Drops the packets that were to be sent to a connection which has ended. */
 void entry_drop_sends(struct core *core, uint64_t conn);
 void entry_drop_all(struct core *core);

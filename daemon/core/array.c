@@ -10,9 +10,9 @@
 #include "state.h"
 #include "utf8.h"
 
-/* ---- what it may look like ---- */
+/* ---- checks ---- */
 
-/* The validator has seen to UTF-8. */
+/* The validator has checked that the text is UTF-8. */
 int
 metadata_check(struct msg_str metadata, struct refusal *r)
 {
@@ -83,8 +83,8 @@ array_host(size_t n_extents, size_t n_typestr, size_t n_descr, size_t n_name)
            (n_descr > 0) + RECORD_HOST(sizeof(struct record_array) + n_extents + n_texts);
 }
 
-/* What belongs to the array for life is allocated with it: shape, strides, typestr, descr, and the
- * name that it was created with. */
+/* Shape, strides, typestr, descr and the first name live as long as the array, and are allocated
+ * with it. */
 static struct array *
 array_alloc(const struct array_request *req)
 {
@@ -143,7 +143,7 @@ array_resource(const struct array *array)
     return array->kind == KIND_PINNED ? RES_PINNED : RES_BYTES;
 }
 
-/* What its pool and its device have. */
+/* Counts the array in its pool and its device, or takes it out. */
 static void
 array_count(struct core *core, struct array *array, bool there)
 {
@@ -161,7 +161,7 @@ array_count(struct core *core, struct array *array, bool there)
     device->allocated += bytes;
 }
 
-/* Its range may be of more bytes than a struct charge holds, and is charged beside it. */
+/* The bytes of its range may be more than a struct charge holds: they are charged apart. */
 static int
 array_charge(struct core *core, struct user *user, struct array *array,
              const struct array_request *req, struct refusal *r)
@@ -243,7 +243,8 @@ array_drop_name(struct core *core, struct array *array)
     pool->n_names--;
     core->n_names--;
     user_uncharge(array->charge.user, RES_NAMES, 1);
-    /* The generation of a name that nobody has seen was not used. */
+    /* No client has seen the name while the array was being created: its generation is free
+     * again. */
     if (array->creating || array->generation <= pool->floor)
         return;
     pool->floor = array->generation;
@@ -377,8 +378,8 @@ struct array_index {
 
     struct array_place {
         uint64_t id;
-        struct array *array; /* NULL: it is gone, or not back yet */
-    } places[];              /* by id, as records are */
+        struct array *array; /* NULL: it is gone, or not restored yet */
+    } places[];              /* sorted by id, as the records are */
 };
 
 struct array_index *

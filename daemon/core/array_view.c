@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an array knows of itself. */
+/* What an array knows without any other object's help. */
 #include "array.h"
 #include "device.h"
 #include "state.h"
@@ -10,7 +10,7 @@ array_text(const struct array *array)
     const int64_t *end = array->extents + (size_t)array->ndim * (array->has_strides ? 2 : 1);
     char *text;
 
-    memcpy(&text, &end, sizeof(text)); /* the array's own memory, whatever the pointer says */
+    memcpy(&text, &end, sizeof(text)); /* without the const of the array */
     return text;
 }
 

@@ -6,7 +6,7 @@
 #include "array.h"
 #include "state.h"
 
-/* One on its way. NULL: out of memory. */
+/* A line that is yet to be filled in. NULL: out of memory. */
 static struct core_audit *
 audit_new(struct core *core, enum core_audit_kind kind, pid_t pid, const struct user *user)
 {

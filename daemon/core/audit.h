@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an administrator may want to know of later: CORE_AUDIT. Nothing depends on it: one that
- * there is no memory for is counted, and that is told with the next.
+ * Lines for an administrator's log: CORE_AUDIT. Nothing depends on them. A line for which there is
+ * no memory is counted, and the next line says how many are missing.
  */
 #pragma once
 
@@ -12,11 +12,11 @@ struct array;
 struct conn;
 struct ticket;
 
-/* conn is about to do that to the array's name, which is of no concern where it has created the
- * array. verb: "unlinks". */
+/* conn is about to do that (verb: "unlinks") to the array's name. Nothing is logged if conn's user
+ * has created the array. */
 void audit_name(struct core *core, const struct conn *conn, enum core_audit_kind kind,
                 const char *verb, const struct array *array);
-/* It has run out. */
+/* The ticket has run out. */
 void audit_ticket(struct core *core, const struct ticket *ticket);
-/* Of no concern but where it is for a quota or a limit. */
+/* Logs the refusal if it is one by a quota or a limit. */
 void audit_refusal(struct core *core, const struct conn *conn, const struct refusal *r);

@@ -54,7 +54,7 @@ hold_find(struct holds *tree, uint64_t id)
     return RB_FIND(holds, tree, &key);
 }
 
-/* Holds are charged as host memory: they outlive leases for as long as the client likes. */
+/* Holds are charged as host memory: they outlive leases, for as long as the client likes. */
 int
 hold_get(struct conn *conn, struct holds *tree, uint64_t id, struct hold_list *list,
          struct hold **ret, bool *ret_new, struct refusal *r)
@@ -188,7 +188,7 @@ block_restore(struct core *core, struct pool *pool, struct user *user, uint32_t 
     }
     charge_init(&block->charge, user, RES_FDS, 1, BLOCK_HOST, NULL);
     block->id = record->key.id;
-    block->state = BLOCK_ALLOCATING; /* until all is in it that was */
+    block->state = BLOCK_ALLOCATING; /* until all its arrays are restored */
     block->promised = true;
     block->handle = from->handle;
     block->fd = from->fd;
@@ -283,8 +283,8 @@ block_find_spare(const struct core *core, const struct array *array)
 
 /* ---- the reserve ---- */
 
-/* From the lists of what is in reserve to that of the doomed: none of them is walked to find the
- * others. */
+/* Reserved blocks and doomed ones are on lists of their own, so that neither search walks the
+ * other. */
 void
 block_doom(struct core *core, struct block *block)
 {
@@ -323,8 +323,8 @@ blocks_doom(struct core *core, struct pool *pool, uint64_t keep)
         block_doom(core, block);
 }
 
-/* A legacy allocation must not be freed while somebody has it open, and page-locked memory that
- * somebody has mapped does not go. Device memory is counted by the driver. */
+/* Device memory is counted by the driver. A legacy allocation must not be freed while a client has
+ * it open, nor page-locked memory while a client has it mapped. */
 static bool
 is_kept_by_holds(const struct block *block)
 {

@@ -16,8 +16,8 @@
 #include "former.h"
 #include "state.h"
 
-#define TICK_MAX 64 /* that are refused in one event: the next one comes at once */
-#define SWEEP_NS UINT64_C(100000000) /* between two looks for passed fences of a connection */
+#define TICK_MAX 64 /* refused in one event; the others at the next tick, at once */
+#define SWEEP_NS UINT64_C(100000000) /* between two sweeps of a connection's fences */
 
 static int
 deadline_compare(const struct bracket *a, const struct bracket *b)
@@ -78,7 +78,7 @@ thread_get(struct conn *conn, uint64_t id, struct thread **ret)
 static void
 thread_put(struct conn *conn, struct thread *thread)
 {
-    if (!thread || --thread->n_brackets > 0) /* NULL: there was no memory for it */
+    if (!thread || --thread->n_brackets > 0) /* NULL: out of memory */
         return;
     RB_REMOVE(threads, &conn->threads, thread);
     free(thread);
@@ -105,8 +105,8 @@ stop_waiting(struct core *core, struct bracket *bracket)
     core->turns_given.n_waiting--;
 }
 
-/* Its claims have left. A fence that was used has its part of the charge, to the page's owner,
- * who is the same. */
+/* Frees a bracket whose claims have left their uses. A fence that was used has its own share of the
+ * charge, to the owner of the page, who is the same user. */
 static void
 bracket_destroy(struct core *core, struct bracket *bracket)
 {
@@ -121,7 +121,7 @@ bracket_destroy(struct core *core, struct bracket *bracket)
     free(bracket);
 }
 
-/* As if it had not been. */
+/* Undoes bracket_new(). */
 void
 bracket_free(struct core *core, struct bracket *bracket)
 {
@@ -161,7 +161,7 @@ bracket_end(struct core *core, struct bracket *bracket, struct page *page, uint3
 
 /* ---- the beginning ---- */
 
-/* `number` is that of a search: what bears it is in the list already. */
+/* `number` identifies a search: a claim that carries it is in the list already. */
 static int
 add_claim(struct bracket *bracket, uint64_t id, bool write, uint64_t number, struct refusal *r)
 {
@@ -209,7 +209,7 @@ add_claims(struct bracket *bracket, const struct bracket_request *req, uint64_t 
     return rc ? rc : add_claims_of(bracket, req->write, true, req->again, number, r);
 }
 
-/* Before it is in anything. */
+/* Charges the bracket, before anything knows of it. */
 static void
 bracket_discard(struct bracket *bracket)
 {
@@ -222,9 +222,9 @@ bracket_discard(struct bracket *bracket)
     free(bracket);
 }
 
-/* Fences of arrays that nobody has used since stay when they have passed, and are charged. As many
- * as the largest bracket may need are looked for when the limit is reached, but where there are
- * fewer not again and again. */
+/* Passed fences of arrays that nobody has used since stay, and stay charged. When the limit is
+ * reached, this sweeps as many as the largest bracket needs. If there are fewer, it does not try
+ * again at once. */
 static int
 bracket_charge(struct core *core, struct bracket *bracket, uint32_t n, struct refusal *r)
 {
@@ -232,7 +232,7 @@ bracket_charge(struct core *core, struct bracket *bracket, uint32_t n, struct re
     size_t host = BRACKET_HOST + n * CLAIM_HOST;
     int rc;
 
-    if (conn->resuming) /* as of former_resume_leases() */
+    if (conn->resuming) /* as in former_resume_leases() */
         return user_check(conn->user, RES_BRACKETS, n, r)
                    ? REFUSED
                    : charge_init(&bracket->charge, conn->user, RES_BRACKETS, n, host, NULL);
@@ -273,7 +273,8 @@ bracket_make(struct core *core, struct conn *conn, const struct bracket_request 
         return -ENOMEM;
     bracket->id = req->id;
     bracket->conn = conn;
-    rc = bracket_charge(core, bracket, n, r); /* before it holds on to what this may sweep */
+    /* first, since the sweep may free what comes next */
+    rc = bracket_charge(core, bracket, n, r);
     if (rc == 0)
         rc = thread_get(conn, req->thread, &bracket->thread);
     if (rc == 0)
@@ -300,8 +301,8 @@ bracket_insert(struct core *core, struct bracket *bracket)
         LIST_INSERT_HEAD(&bracket->claims[i].lease->claims, &bracket->claims[i], of_lease);
 }
 
-/* What others have by now it has not any more; what it was writing is its own, as long as it had
- * not ended that. */
+/* A bracket that was open before the restart: arrays that others have meanwhile are left out.
+ * Arrays that it was writing are its own, as long as it has not ended that. */
 static void
 resume_claim(struct conn *conn, struct claim *claim)
 {
@@ -340,7 +341,7 @@ bracket_unresume(struct core *core, struct bracket *bracket)
     bracket_free(core, bracket);
 }
 
-/* Queues up everywhere. */
+/* Enters the queues of all its arrays. */
 static void
 bracket_queue(struct core *core, struct bracket *bracket)
 {
@@ -366,7 +367,7 @@ bracket_set_deadline(struct core *core, struct bracket *bracket, uint64_t timeou
     RB_INSERT(deadlines, &core->deadlines, bracket);
 }
 
-/* An array on whose account it waits. */
+/* An array that keeps the bracket waiting. */
 static const struct array *
 kept_by(const struct bracket *bracket)
 {
@@ -411,7 +412,7 @@ bracket_new(struct core *core, struct conn *conn, uint32_t request,
     bracket->request = request;
     bracket_queue(core, bracket);
     if (bracket->n_unready == 0)
-        return 0; /* bracket_run() */
+        return 0; /* bracket_run() answers it */
     rc = bracket_wait(core, bracket, req, r);
     if (rc)
         bracket_free(core, bracket);
@@ -431,9 +432,8 @@ bracket_find_abandoned(const struct bracket *bracket)
     return NULL;
 }
 
-/* Whether it has to wait on after all: a reader that a writer's death had let in, after a
- * discard; one that read again while it waited for another array, and whose first reading has
- * ended. */
+/* Whether the bracket has to wait after all. A discard may follow a death that had let a reader in.
+ * Or a thread was let in because it was reading the array, and has ended that reading meanwhile. */
 static bool
 wait_on(struct bracket *bracket)
 {
@@ -487,7 +487,7 @@ bracket_turn(struct core *core, struct bracket *bracket)
             array_label(abandoned));
         bracket_refuse(core, bracket, &r);
     } else if (bracket->conn->closing) {
-        bracket_free(core, bracket); /* its client is not told any more */
+        bracket_free(core, bracket); /* no reply: the client has gone */
     } else if (!wait_on(bracket)) {
         bracket_open(core, bracket);
     } else if (use_is_deadlock(core, bracket)) {
@@ -537,7 +537,7 @@ bracket_abandon(const struct claim *claim)
     persist_mark(claim->use->array);
 }
 
-/* One that waits waits for nothing else any more: its turn is to be refused. */
+/* A waiting bracket waits no longer: when its turn comes it is refused. */
 static void
 bracket_close(struct core *core, struct bracket *bracket)
 {
@@ -575,7 +575,7 @@ bracket_depart(struct core *core, struct bracket *bracket)
         keeps = true;
         bracket_abandon(claim);
         if (claim->write)
-            use_scan(claim->use); /* readers need not wait for it any more */
+            use_scan(claim->use); /* readers need not wait for a writer that has hung up */
     }
     if (!keeps)
         bracket_free(core, bracket);
@@ -586,6 +586,7 @@ bracket_exit(struct core *core, struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         if (bracket->claims[i].use)
-            bracket_abandon(&bracket->claims[i]); /* it may have been discarded meanwhile */
+            /* a discard may have taken it out meanwhile */
+            bracket_abandon(&bracket->claims[i]);
     bracket_free(core, bracket);
 }

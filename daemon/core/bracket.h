@@ -1,43 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A bracket: the use of some arrays by one connection, from the request to begin it, waiting and
- * then open, until it is ended, refused or cancelled; one that is open when its connection hangs
- * up, until the process exits.
+ * A bracket: the use of some arrays by one connection. It lives from the request to begin it, first
+ * waiting and then open, until it is ended, refused or cancelled. If its connection hangs up while
+ * it is open, it lives until the process exits.
  */
 #pragma once
 
 #include "refusal.h"
 #include "use.h"
 
-/* One of a client's threads, as far as its brackets go: it ends those that are open only when
- * those that it waits for itself have come. While it has any. */
+/* A thread of a client, while it has brackets. It is needed to find deadlocks: a thread that waits
+ * for one bracket does not end its others. */
 struct thread {
     RB_ENTRY(thread) node; /* conn->threads, by id */
     uint64_t id;
     uint32_t n_brackets;
     LIST_HEAD(, bracket) waiting;
-    uint64_t visited; /* by a search */
+    uint64_t visited; /* the number of the last search that came here */
 };
 
 struct bracket {
     RB_ENTRY(bracket) node; /* conn->brackets, by id */
     uint64_t id;
     struct conn *conn;
-    struct charge charge; /* with the fences that its claims have left */
+    struct charge charge; /* with that of the fences which its claims have left */
     struct thread *thread;
-    uint64_t arrival; /* its place in the order of all */
-    uint32_t request; /* to be answered */
+    uint64_t arrival; /* its place in the order of arrival */
+    uint32_t request; /* the request to answer */
     bool waiting;     /* else open */
     bool had_to_wait;
-    bool closed; /* waiting, and one of its leases has ended: it is to be refused */
+    bool closed; /* it waits, and one of its leases has ended: it is to be refused */
     uint32_t n_unready;
-    uint64_t since_ns;             /* that it has waited */
+    uint64_t since_ns;             /* when it began to wait */
     uint64_t deadline_ns;          /* UINT64_MAX: none */
     RB_ENTRY(bracket) deadline;    /* core->deadlines, while it waits and has one */
     RB_ENTRY(bracket) of_conn;     /* conn->asking, by request, while it waits */
     LIST_ENTRY(bracket) of_thread; /* thread->waiting, while it waits */
-    TAILQ_ENTRY(bracket) ready;    /* its user's, when it waits for nothing any more */
-    struct bracket *next_found;    /* of a search for what a bracket would wait for */
+    TAILQ_ENTRY(bracket) ready;    /* user->ready, once it waits for nothing any more */
+    struct bracket *next_found;    /* links what a deadlock search has found */
     uint64_t visited;
     uint32_t n_claims;
     struct claim claims[];
@@ -53,7 +53,7 @@ RB_PROTOTYPE(deadlines, bracket, deadline, )
 RB_PROTOTYPE(asking, bracket, of_conn, )
 RB_PROTOTYPE(threads, thread, node, )
 
-/* What each is charged of host memory. Claims and fences also count as one of RES_BRACKETS. */
+/* Host memory that each is charged. A claim and a fence also count as one of RES_BRACKETS each. */
 #define FENCE_HOST   (sizeof(struct fence) + sizeof(struct use))
 #define CLAIM_HOST   (sizeof(struct claim) + FENCE_HOST)
 #define BRACKET_HOST (sizeof(struct bracket) + sizeof(struct thread))
@@ -64,35 +64,35 @@ struct bracket_request {
     struct msg_u64s read, write; /* leases */
 };
 
-/* Answered at once or later, by fences_reply() or a refusal. -ENOMEM or REFUSED. */
+/* fences_reply() or a refusal answers it, now or later. -ENOMEM or REFUSED. */
 int bracket_new(struct core *core, struct conn *conn, uint32_t request,
                 const struct bracket_request *req, struct refusal *r);
-/* One that was open before the core's restart: it is so again, with what of it is still there.
+/* Opens a bracket again that was open before the restart, with those arrays that are still there.
  * -ENOMEM or REFUSED. */
 int bracket_resume(struct core *core, struct conn *conn, uint32_t request,
                    const struct bracket_request *req, struct refusal *r);
-/* Such a one, as if that had not been. */
+/* Undoes bracket_resume(). */
 void bracket_unresume(struct core *core, struct bracket *bracket);
 struct bracket *bracket_find(struct conn *conn, uint64_t id);
-/* The one that waits, by the request that begins it. */
+/* The waiting bracket that this request began. */
 struct bracket *bracket_find_request(struct conn *conn, uint32_t request);
-/* An open one ends; page NULL: no fence. */
+/* Ends an open bracket; page NULL: no fence. */
 void bracket_end(struct core *core, struct bracket *bracket, struct page *page, uint32_t slot,
                  uint64_t value, bool undone, bool abandon);
-/* An array that it reads, or is to read, and that a dead writer has left; NULL: none. */
+/* An array of the bracket, to be read, that a writer has abandoned; NULL: none. */
 const struct array *bracket_find_abandoned(const struct bracket *bracket);
-/* A waiting one is refused, and gone. */
+/* Refuses a waiting bracket, and frees it. */
 void bracket_refuse(struct core *core, struct bracket *bracket, const struct refusal *r);
-/* The lease ends: so does what it has of brackets. An array that was being written is abandoned. */
+/* The lease ends, and all claims on it. An array that was being written is abandoned. */
 void bracket_drop_lease(struct core *core, struct lease *lease);
-/* The connection has hung up: what an open one is writing is abandoned. */
+/* The connection has hung up: arrays that the bracket is writing are abandoned. */
 void bracket_depart(struct core *core, struct bracket *bracket);
-/* The process has exited. */
+/* The process has exited: ends the bracket. */
 void bracket_exit(struct core *core, struct bracket *bracket);
-/* Nobody waits for one that waits any more. */
+/* Cancels a waiting bracket. */
 void bracket_free(struct core *core, struct bracket *bracket);
-/* Answers one that waits for nothing any more, unless it has to wait on after all. */
+/* Answers a bracket that waits for nothing any more, unless it has to wait after all. */
 void bracket_turn(struct core *core, struct bracket *bracket);
-/* Refuses those that have waited for too long. */
+/* Refuses brackets that have waited too long. */
 void bracket_tick(struct core *core);
 uint64_t bracket_deadline_ns(const struct core *core);

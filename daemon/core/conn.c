@@ -19,7 +19,7 @@ conn_find(struct conns *conns, uint64_t id)
     return RB_FIND(conns, conns, &key);
 }
 
-/* ---- birth ---- */
+/* ---- start ---- */
 
 static void
 conn_free(struct conn *conn)
@@ -54,7 +54,7 @@ conn_alloc(uint64_t id, const struct core_peer *peer)
     conn->gid = peer->gid;
     conn->pid = peer->pid;
     memcpy(conn->token, peer->token, sizeof(conn->token));
-    published_init(&conn->published); /* what else it has is empty as it is, all zero */
+    published_init(&conn->published); /* calloc() has initialised the rest */
     return conn;
 }
 
@@ -68,7 +68,7 @@ conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct u
     if (user_check(user, RES_CONNECTIONS, 1, r))
         return -EDQUOT;
     charge_init(&charge, user, RES_CONNECTIONS, 1, CONN_HOST + peer->n_groups * sizeof(gid_t),
-                NULL); /* who has all that he may have comes in to give something up */
+                NULL); /* no limit: a user at its limit must be able to give something up */
     conn = conn_alloc(id, peer);
     if (!conn) {
         charge_deinit(&charge);
@@ -118,12 +118,12 @@ conn_take_over(struct core *core, struct conn *former, struct conn *conn)
     conn_free(conn);
 }
 
-/* ---- the end, a thing at a time ---- */
+/* ---- end, piece by piece ---- */
 
-/* What is left of its end. Each may do a thing; false: there is nothing (more) of its kind. */
+/* A step of the end. It may take back one thing; false: there is nothing (more) of its kind. */
 typedef bool stage_fn(struct core *core, struct conn *conn);
 
-/* What has begun goes on, and its result is given up when it comes. */
+/* A driver call that has begun goes on; its result is dropped. */
 static void
 drop_job(struct core *core, struct job *job)
 {
@@ -133,7 +133,7 @@ drop_job(struct core *core, struct job *job)
         job_orphan(job);
 }
 
-/* Nothing is answered or carried out for it any more. */
+/* Requests that wait are dropped: nobody would read the answer. */
 static bool
 drop_request(struct core *core, struct conn *conn)
 {
@@ -174,7 +174,7 @@ drop_timeline(struct core *core, struct conn *conn)
     return timeline != NULL;
 }
 
-/* What it has sent stays. */
+/* Messages that it has sent outlive it. */
 static bool
 leave_ticket(struct core *core, struct conn *conn)
 {
@@ -185,7 +185,8 @@ leave_ticket(struct core *core, struct conn *conn)
     return ticket != NULL;
 }
 
-/* What the GPU may still write to stays; of one that is awaited, its blocks. */
+/* The GPU may still write to arrays with memory: their leases stay. A connection that may resume
+ * has not said which leases it has: what it said so far is dropped, and only its holds stay. */
 static bool
 depart_lease(struct core *core, struct conn *conn)
 {
@@ -204,7 +205,7 @@ depart_lease(struct core *core, struct conn *conn)
     return true;
 }
 
-/* It is as if it had not told of it. */
+/* What was said of the bracket by a client that has not finished resuming does not count. */
 static bool
 unresume_bracket(struct core *core, struct conn *conn)
 {
@@ -216,7 +217,7 @@ unresume_bracket(struct core *core, struct conn *conn)
     return bracket != NULL;
 }
 
-/* Those that are open stay until the exit. */
+/* Open brackets stay until the process exits. */
 static bool
 depart_bracket(struct core *core, struct conn *conn)
 {
@@ -230,8 +231,9 @@ depart_bracket(struct core *core, struct conn *conn)
     return true;
 }
 
-/* What the process may have open that must not be freed under it stays. So does, for as long as
- * streams may be on their way to signal, what they may write: after a restart nobody knows else. */
+/* Holds stay on what must not be freed while the process may have it open. If the process has
+ * pages, its streams may have signals on the way: then holds stay too, since after a restart
+ * nothing else tells what they write to. */
 static bool
 depart_hold(struct core *core, struct conn *conn)
 {
@@ -247,8 +249,7 @@ depart_hold(struct core *core, struct conn *conn)
     return true;
 }
 
-/* The process has exited: what its brackets keep, and what others wait for in its pages, is let
- * go. */
+/* The process has exited: ends its brackets, and lets all go who wait for its pages. */
 static bool
 exit_bracket(struct core *core, struct conn *conn)
 {
@@ -289,7 +290,7 @@ exit_hold(struct core *core, struct conn *conn)
     return hold != NULL;
 }
 
-/* NULL: what its process may use stays until that has exited, as what is awaited does. */
+/* NULL: here the connection waits for the exit of its process, or to be resumed. */
 static stage_fn *const stages[] = {
     drop_request, drop_page_hold, drop_timeline, leave_ticket, unresume_bracket,
     depart_lease, depart_bracket, depart_hold,   NULL,         leave_ticket,
@@ -303,7 +304,7 @@ conn_has_uses(const struct conn *conn)
            !RB_EMPTY(&conn->brackets);
 }
 
-/* After its record has ended. */
+/* Tells the keeper to drop the pidfd, after the connection's record has ended. */
 static void
 let_go(struct core *core, struct conn *conn)
 {
@@ -313,8 +314,8 @@ let_go(struct core *core, struct conn *conn)
     entry_push(core, TAKE_PTR(conn->let_go));
 }
 
-/* Where there is no memory to say that its process is of no concern any more, it stays until the
- * exit. */
+/* Frees the connection. Without memory for the message that its process does not matter any more,
+ * it stays until the exit. */
 static void
 conn_go(struct core *core, struct conn *conn)
 {
@@ -337,7 +338,7 @@ conn_go(struct core *core, struct conn *conn)
     conn_free(conn);
 }
 
-/* false: it is gone, or waits for the exit of its process. */
+/* Takes back one thing. false: the connection is freed, or waits for the exit of its process. */
 static bool
 conn_end_one(struct core *core, struct conn *conn)
 {
@@ -395,7 +396,7 @@ conn_hangup(struct core *core, struct conn *conn)
     conn_wake(conn);
 }
 
-/* Leases and holds: their arrays and blocks are about to be forgotten, too. */
+/* Drops leases and holds, whose arrays and blocks are dropped next. */
 static void
 forget_uses(struct conn *conn)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A connection, until it hangs up; with leases, pages or what else the GPU may use for it,
- * departed, until its process has exited.
+ * A connection. After it has hung up it is departed: it stays, as long as it has leases, pages or
+ * anything else that the GPU may use, until its process has exited.
  */
 #pragma once
 
@@ -23,37 +23,38 @@ struct conn {
     RB_ENTRY(conn) node;
     uint64_t id;
     struct user *user;
-    struct charge charge, fds; /* a connection and its groups; its socket and its pidfd */
+    struct charge charge, fds; /* one connection and its groups; two fds (socket, pidfd) */
     gid_t gid;
     pid_t pid;
     uint32_t kept; /* the number of its pidfd at the keeper; 0: none */
     uint64_t token[2];
-    uint64_t old_token[2];       /* by which it has been taken up, and may be again */
-    uint64_t number;             /* in the journal; 0: none */
+    uint64_t old_token[2]; /* the token before, which its client may still come back with */
+    uint64_t number;       /* its number in the journal; 0: not recorded */
     TAILQ_ENTRY(conn) of_former; /* user->formers, or core->landing */
-    uint64_t late_ns;            /* it is waited for until then */
+    uint64_t late_ns;            /* until when a client that is resuming may be silent */
     gid_t *groups;
     size_t n_groups;
     char client[PROTO_CLIENT_MAX + 1];
-    bool greeted;       /* HELLO has passed */
-    bool lacks_place;   /* more than its user may have: it may be one that is awaited */
-    bool resumes;       /* its client will, after a restart */
-    bool former;        /* of an earlier core, and has not told what it has: former.h */
-    bool landing;       /* it has, and its streams are still to store something */
-    bool resumed;       /* its client has, by another connection, whose number it has */
-    bool resuming;      /* it tells what its client has */
-    bool leaves;        /* and has told that it uses nothing of it */
-    bool closing;       /* a CORE_CLOSE is on its way: nothing more is taken or sent */
-    bool departed;      /* has hung up; in core->departed until nothing is left of it */
-    bool reported;      /* to whoever drives the core: the exit of its process matters */
-    bool exited;        /* its process has */
-    bool is_held_back;  /* departed, and gives nothing up before all is back: restore.h */
-    bool ending;        /* departed, and in its user's list: something may be left to be done */
-    uint32_t stage;     /* of its end */
-    uint64_t looked_at; /* at that stage: the last one that may have stayed */
-    uint32_t deferring; /* depth */
+    bool greeted; /* HELLO was answered */
+    /* its user has no place for it, unless it takes that of a former connection */
+    bool lacks_place;
+    bool resumes;  /* its client will resume after a restart */
+    bool former;   /* of an earlier core, and its client has not said what it has: former.h */
+    bool landing;  /* it has resumed, and its streams have signals on the way */
+    bool resumed;  /* its client has connected again: `id` is the new connection's */
+    bool resuming; /* its client is saying what it has */
+    bool leaves;   /* its client has said that it uses none of it */
+    bool closing;  /* a CORE_CLOSE is on its way: nothing is received or sent any more */
+    bool departed; /* has hung up; in core->departed until nothing is left of it */
+    bool reported; /* the shell was told that the exit of its process matters */
+    bool exited;   /* its process has exited */
+    bool is_held_back;  /* departed, and is not to end before all is restored: restore.h */
+    bool ending;        /* departed, in user->ending: there may be something to take back */
+    uint32_t stage;     /* the step that its end has come to */
+    uint64_t looked_at; /* in that step, the last lease, bracket or hold that may have stayed */
+    uint32_t deferring; /* how deep its defers are nested */
     uint64_t deadline_ns;
-    TAILQ_ENTRY(conn) waiting; /* core->waiting, until greeted; user->leaving */
+    TAILQ_ENTRY(conn) waiting; /* core->waiting until HELLO; later user->ending */
     struct leases leases;
     struct holds holds;
     struct holds page_holds;
@@ -61,7 +62,7 @@ struct conn {
     struct asking asking;
     struct threads threads;
     struct done done[DONE_MAX]; /* by request */
-    uint64_t swept_ns;          /* when passed fences in its pages were last looked for */
+    uint64_t swept_ns;          /* when its pages were last swept for passed fences */
     LIST_HEAD(, page) pages;
     LIST_HEAD(, timeline) timelines; /* those of its pages that have names */
     uint64_t next_lease;
@@ -74,10 +75,10 @@ struct conn {
     struct published published;
     struct entry close;
     struct entry keep;    /* CORE_KEEP */
-    struct entry *let_go; /* CORE_LET_GO, for its end, which does not fail */
+    struct entry *let_go; /* CORE_LET_GO, allocated early so that the end cannot fail */
 };
 
-/* What one is charged beside its groups: all that it may have had done, too. */
+/* What a connection is charged beside its groups, with a record for each of `done`. */
 #define CONN_HOST                                                    \
     (sizeof(struct conn) + RECORD_HOST(sizeof(struct record_conn)) + \
      DONE_MAX * RECORD_HOST(sizeof(struct record_done)))
@@ -86,26 +87,27 @@ RB_HEAD(conns, conn);
 RB_PROTOTYPE(conns, conn, node, )
 
 struct conn *conn_find(struct conns *conns, uint64_t id);
-/* -ENOMEM, -EDQUOT: the user has as many as it may, -EMFILE: its share of the fds. */
+/* -ENOMEM; -EDQUOT: the user has no connection left; -EMFILE: the user has no fds left. */
 int conn_open(struct core *core, uint64_t id, const struct core_peer *peer, struct user *user,
               struct refusal *r, struct conn **ret);
-/* A departed one that is awaited goes on as conn, which is gone. */
+/* The former connection goes on with the socket and the number of conn, which is freed. */
 void conn_take_over(struct core *core, struct conn *former, struct conn *conn);
-/* Hangs up: it is in core->departed, and goes in pieces. */
+/* The socket has hung up: the connection is in core->departed, and ends piece by piece. */
 void conn_hangup(struct core *core, struct conn *conn);
 
-/* One that has departed may have something to give back, or to wait for no more. */
+/* A departed connection may have something to take back, or nothing to wait for any more. */
 static inline void
 conn_wake(struct conn *conn)
 {
     if (conn->ending || conn->is_held_back)
         return;
     conn->ending = true;
-    TAILQ_INSERT_HEAD(&conn->user->ending, conn, waiting); /* one is done before the next */
+    /* first in, so that one is ended before the next */
+    TAILQ_INSERT_HEAD(&conn->user->ending, conn, waiting);
     user_wake(conn->user);
 }
 
-/* Gives some of that back. It may be gone then. */
+/* Ends some of a departed connection. It may be freed. */
 void conn_end_some(struct core *core, struct conn *conn);
-/* Departed ones, when the core ends. */
+/* Frees all departed connections, when the core ends. */
 void conns_forget_departed(struct core *core);

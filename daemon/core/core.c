@@ -34,7 +34,8 @@ copy_config(struct core *core, const struct core_config *config)
     size_t n = config->n_devices;
 
     core->config = *config;
-    core->config.n_devices = 0; /* until they are there */
+    /* device_init() may fail: only those that are there are freed */
+    core->config.n_devices = 0;
     for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
         core->strings[i] = strdup(texts[i] ? texts[i] : "");
         if (!core->strings[i])
@@ -50,7 +51,7 @@ copy_config(struct core *core, const struct core_config *config)
     for (size_t i = 0; i < n; i++)
         device_init(&core->devices[i], &config->devices[i], &config->memory);
     core->config.n_devices = n;
-    core->config.devices = NULL; /* devices and pools are objects from here on */
+    core->config.devices = NULL; /* the core has objects for these */
     core->config.pools = NULL;
     return 0;
 }
@@ -78,13 +79,13 @@ pools_are_valid(const struct core_config *config)
 static struct pool *
 find_configured(const struct core *core, const char *name)
 {
-    struct core *c = (struct core *)(uintptr_t)core; /* the tree macros want it */
+    struct core *c = (struct core *)(uintptr_t)core; /* the tree macros take no const */
     struct pool *pool = pool_find_from(c, MSG_STR(name));
 
     return pool && strcmp(pool->name, name) == 0 ? pool : NULL;
 }
 
-/* Those that are not there. They leave at once, unless they are told to stay. */
+/* Pools that the new configuration lacks. They are marked as leaving. */
 static int
 make_pools(struct core *core, const struct core_config *config)
 {
@@ -101,7 +102,7 @@ make_pools(struct core *core, const struct core_config *config)
     return r;
 }
 
-/* What waits in the queues goes in its time; the blocks that it leaves empty go at once. */
+/* Doomed blocks of the pool are released in their turn; its reserve is doomed at once. */
 static void
 drop_pool(struct core *core, struct pool *pool)
 {
@@ -138,7 +139,7 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
     if (!core)
         return -ENOMEM;
     TAILQ_INIT(&core->landing);
-    TAILQ_INIT(&core->busy); /* trees and LISTs are empty as they are, all zero */
+    TAILQ_INIT(&core->busy); /* trees and LISTs are initialised by calloc() */
     TAILQ_INIT(&core->lingering);
     TAILQ_INIT(&core->landed);
     TAILQ_INIT(&core->closing_pages);
@@ -166,9 +167,9 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
     return 0;
 }
 
-/* ---- forgetting: memory ends with the process that has the handles ---- */
+/* ---- the core ends: memory ends with the process that has the handles ---- */
 
-/* Those that have no range of their own; the others go with their blocks. */
+/* Frees arrays without a range; the others are freed with their blocks. */
 static void
 forget_names(struct pool *pool)
 {
@@ -202,7 +203,7 @@ forget_block(struct block *block)
     while (block->state != BLOCK_RELEASING && !extent_is_empty(&block->extent)) {
         struct range *range = block->extent.first;
         struct array *array;
-        if (range->is_free) /* its neighbour is not */
+        if (range->is_free) /* free ranges are never neighbours */
             range = range->next;
         array = range->userdata;
         array_free(array);
@@ -269,7 +270,7 @@ core_free(struct core *core)
 
 /* ---- the end of an event ---- */
 
-/* What waits for values to land. */
+/* Looks at what waits for values in timelines. */
 static void
 look(struct core *core)
 {
@@ -298,7 +299,7 @@ end_pool(struct core *core, struct pool *pool)
     pool_free(core, pool);
 }
 
-/* Those that leave and have nothing left; not before all is back. */
+/* Frees users and pools that have nothing left. Not before all is restored. */
 static void
 pools_run(struct core *core)
 {
@@ -326,7 +327,7 @@ users_run(struct core *core)
     }
 }
 
-/* Memory that only processes of an earlier core's could reach. */
+/* Frees memory that only processes of the earlier core could reach. */
 static void
 put_back(struct core *core)
 {
@@ -339,8 +340,8 @@ put_back(struct core *core)
         LIST_REMOVE(block, of_aside);
 }
 
-/* What an event leaves to be done at its end, or some of it. Each may bring work for those before
- * it, but a turn changes nobody else's. */
+/* Work that events have left, or some of it. A step may make work for the steps before it, but only
+ * for the same user. */
 static void
 core_run(struct core *core, bool briefly)
 {
@@ -372,7 +373,7 @@ own_pool(const struct core *core, uid_t uid, gid_t gid)
     };
 }
 
-/* A uid's own pool comes and goes with it. */
+/* A uid's own pool lives as long as its user. */
 int
 core_get_user(struct core *core, uid_t uid, gid_t gid, struct user **ret)
 {
@@ -423,7 +424,7 @@ core_connect(struct core *core, uint64_t id, const struct core_peer *peer, uint6
         metrics_count(user, COUNT_CONNECTIONS, 1);
     else if (r != -ENOMEM)
         metrics_count(user, refused.limit, 1);
-    user_touch(user); /* it may have been made for nothing */
+    user_touch(user); /* the user may have been made for this connection */
     users_run(core);
     return r;
 }
@@ -523,7 +524,7 @@ set_config(struct core *core, const struct core_config *config)
         struct core_pool_config own = own_pool(core, user->pool->uid, user->pool->gid);
         pool_set(user->pool, &own);
     }
-    TAILQ_FOREACH(conn, &core->waiting, waiting) /* which stays in order */
+    TAILQ_FOREACH(conn, &core->waiting, waiting) /* the list stays sorted by deadline */
         conn->deadline_ns = min_u64(conn->deadline_ns, core->now_ns + c->hello_timeout_ns);
 }
 
@@ -538,7 +539,7 @@ core_reconfigure(struct core *core, const struct core_config *config, uint64_t n
         return -EBUSY;
     core->now_ns = now_ns;
     r = make_pools(core, config);
-    if (r == 0) { /* from here on nothing fails */
+    if (r == 0) { /* from here on nothing can fail */
         set_config(core, config);
         set_pools(core, config);
     }
@@ -604,7 +605,7 @@ core_set_boottime(struct core *core, uint64_t boot_ns)
     core->boot_ns = boot_ns;
 }
 
-/* Connections that have not said hello in time and end in one event; more do in the next. */
+/* Ends connections whose HELLO is late, TICK_MAX in one event. */
 #define SILENT_MAX 8
 
 void
@@ -618,7 +619,7 @@ core_tick(struct core *core, uint64_t now_ns)
         restore_run(core);
     TAILQ_FOREACH(conn, &core->waiting, waiting) {
         if (conn->deadline_ns > now_ns || n == SILENT_MAX || core->units)
-            break; /* its hello may wait for what is not back */
+            break; /* its HELLO may wait for a restore */
         n += !conn->closing;
         conn_end(core, conn, "no hello in time");
     }
@@ -635,7 +636,8 @@ core_expiry_ns(const struct core *core)
     return min_u64(expiry_next_ns(core), tickets_end_ns(core));
 }
 
-/* A connection that is closing already waits for its core_hangup(), not for the clock. */
+/* When core_tick() is to be called next. A connection that is closing waits for core_hangup(), not
+ * for a time. */
 uint64_t
 core_deadline_ns(const struct core *core)
 {

@@ -31,14 +31,14 @@ struct core_limits { /* per uid */
     uint32_t jobs;     /* driver calls asked for and not done, and flushes */
     uint32_t brackets; /* open, or waiting to be */
     uint32_t pages;    /* of timelines */
-    uint64_t bytes;    /* of device memory, of the arrays it created; 0: as much as there is */
+    uint64_t bytes;    /* of device memory, of arrays that it created; 0: as much as there is */
     uint64_t pinned_bytes; /* the same of page-locked host memory; 0: no limit */
-    uint64_t host_bytes;   /* that its arrays' books take here; 0: no limit */
-    uint32_t fds;          /* of the daemon's, for its connections and blocks */
+    uint64_t host_bytes;   /* of the daemon's memory; 0: no limit */
+    uint32_t fds;          /* the daemon's, for connections and blocks */
 };
 
-/* What all uids have together; 0: no limit. A uid may have half of what the others leave, and no
- * uid but 0 may use up the last sixteenth. */
+/* What all uids have together; 0: no limit. A uid may have half of what the others leave. Only uid
+ * 0 may use up the last sixteenth. */
 struct core_totals {
     uint64_t host_bytes, fds;
 };
@@ -57,11 +57,11 @@ const char *core_kind_name(enum core_kind kind);
 
 struct timeline_slot;
 
-/* How streams of a device wait for those of another process. The core only tells it on. */
+/* How streams of a device wait for streams of another process. The core passes it on. */
 enum core_handoff {
     HANDOFF_MEMOPS, /* stream memory operations on timelines */
     HANDOFF_HOST,   /* host functions signal, the host waits */
-    HANDOFF_EVENTS, /* inter-process events: a waiter hangs when who signals is killed */
+    HANDOFF_EVENTS, /* inter-process events: a waiter hangs if the signalling process is killed */
     N_HANDOFFS,
 };
 
@@ -73,7 +73,7 @@ struct core_device {
     char name[128];
     uint64_t total;
     uint64_t granularity;
-    bool lacks[N_KINDS]; /* kinds that it, or the driver, cannot do */
+    bool lacks[N_KINDS]; /* kinds that the device or the driver does not support */
     enum core_handoff handoff;
     bool memops, readonly_host, mps; /* messages.def, device */
     const char *persistence;         /* "on", "off", NULL: not known. Static */
@@ -89,15 +89,15 @@ struct core_memory {        /* how pools are cut; caid.conf(5), docs/DESIGN_NOTE
     uint64_t pending_age_ns; /* also how long an empty block is kept; UINT64_MAX: for ever */
 };
 
-/* A configured pool's name: 1 to PROTO_POOL_MAX letters, digits, '.', '_' and '-'. No ':' keeps
- * them apart from "uid:N". NULL is none. */
+/* The name of a configured pool: 1 to PROTO_POOL_MAX letters, digits, '.', '_' and '-'. Without
+ * ':', it cannot be "uid:N". NULL is no name. */
 bool core_pool_name_valid(const char *name);
 
 struct core_pool_config { /* a pool that the administrator defined */
     const char *name;
     uid_t uid;
     gid_t gid;
-    mode_t mode;    /* r: list and open; w: create, unlink and open "rw" */
+    mode_t mode;    /* r: list and open; w: create, unlink, open "rw" */
     uint64_t quota; /* bytes; 0: none */
     bool legacy;    /* may have arrays of KIND_LEGACY */
 };
@@ -108,13 +108,12 @@ struct core_config {
     const char *driver_path;
     uint64_t driver_version;
     pid_t pid;
-    uid_t uid;          /* that the daemon runs as: it may see what every uid is charged */
-    uid_t overflow_uid; /* of whoever our user namespace does not map; 0: nobody is that */
+    uid_t uid;          /* the daemon's own: it may see what every uid is charged */
+    uid_t overflow_uid; /* stands for uids that our user namespace does not map; 0: none does */
     char machine_id[33], daemon_id[33]; /* hexadecimal: hello_result */
-    uint64_t hello_timeout_ns;          /* a connection without HELLO is closed after it */
-    uint64_t ticket_ttl_ns;             /* of tickets whose sender has gone */
-    uint64_t
-        ticket_age_ns; /* of a message's, from then on that it was made; UINT64_MAX: none */
+    uint64_t hello_timeout_ns; /* a connection that has not sent HELLO by then is closed */
+    uint64_t ticket_ttl_ns;    /* of a ticket whose sender has gone */
+    uint64_t ticket_age_ns;    /* of a ticket for one receiver, since made; UINT64_MAX: none */
     struct core_limits limits;
     struct core_totals totals;
     struct core_memory memory;
@@ -129,9 +128,10 @@ struct core_config {
     size_t n_pools;
 };
 
-/* Everything in config is copied. -EINVAL for a config that names a pool twice or badly. */
+/* Copies config. -EINVAL: it names a pool twice or badly. */
 int core_new(struct core **ret, const struct core_config *config, uint64_t now_ns);
-/* A pool of the administrator's that has arrays or timelines: it cannot be taken away. */
+/* Copies the name of a configured pool that has arrays or timelines, which a new configuration must
+ * not lack. */
 bool core_pool_is_used(const struct core *core, const char *name);
 /*
  * Takes over what may change: pools, those of uids, limits, totals, memory, blocks,
@@ -151,19 +151,20 @@ int core_reconfigure(struct core *core, const struct core_config *config, uint64
  * the first action after it is taken. Only what has a number in the keeper comes back: restore.h.
  */
 void core_set_journal(struct core *core, struct journal *journal);
-/* What became of a CORE_KEEP: the number; 0: it is not kept. To be called while the action is
- * carried out, before any other event. */
+/* The answer to a CORE_KEEP: the number that the keeper has the pidfd under; 0: it is not kept. To
+ * be called while the action is carried out, before any other event. */
 void core_process_kept(struct core *core, uint64_t conn, uint32_t kept);
-/* The same, some of it in each event; from core_journal_is_renewed() on `next` has all that the
- * old one has, and core_switch_journal() makes it the only one. */
+/* Writes a new journal, some of it in each event. Once core_journal_is_renewed(), `next` has all
+ * that the old one has, and core_switch_journal() makes it the only one. */
 void core_renew_journal(struct core *core, struct journal *next);
-/* It takes more than is charged for it. */
+/* The journal is larger than what is charged for it. */
 bool core_journal_is_large(const struct core *core);
 bool core_journal_is_renewed(const struct core *core);
 void core_switch_journal(struct core *core);
-/* Nothing is recorded any more. */
+/* Records nothing any more. */
 void core_drop_journal(struct core *core);
-/* No connection may be left; blocks that are left are forgotten (their memory ends with us). */
+/* No connection may be left. Blocks that are left are forgotten: their memory ends with the
+ * process. */
 struct core *core_free(struct core *core);
 
 /* ---- events ---- */
@@ -174,53 +175,53 @@ struct core_peer { /* from the kernel, never from the client */
     pid_t pid;
     const gid_t *groups;
     size_t n_groups;
-    uint64_t token[2]; /* random: by which it is known after a restart */
+    /* random: the client's proof, after a restart, that it had this connection */
+    uint64_t token[2];
 };
 
-/* conn is the caller's number for the connection, not 0 and not in use. -EDQUOT: the uid has as
- * many connections as it may, -EMFILE: its share of the fds; it was not taken up. -ENOMEM. */
+/* conn is the caller's number for the connection, not 0 and not in use. -EDQUOT: the uid has no
+ * connection left; -EMFILE: it has no fds left; -ENOMEM. Then it is not connected. */
 int core_connect(struct core *core, uint64_t conn, const struct core_peer *peer,
                  uint64_t now_ns);
-/* How many bytes of records, not 0, a reply may have from now on, at least one record; who wants
- * more asks again. For while others wait. PROTO_PACKET_MAX: as many as fit. */
+/* How many bytes of records a reply may have from now on, not 0; it always has one record. The
+ * client asks again for more. For use while others wait. PROTO_PACKET_MAX: as many as fit. */
 void core_set_reply_max(struct core *core, size_t bytes);
-/* The socket has hung up: ends the connection and every bracket. true: memory that it had leased
- * waits for core_exited(), because the GPU may write for it as long as the process lives (I2),
- * or for a CORE_FORGET. */
+/* The socket has hung up: ends the connection and every bracket. true: leased memory waits for
+ * core_exited(), since the GPU may write while the process lives (I2), or until a CORE_FORGET. */
 bool core_hangup(struct core *core, uint64_t conn);
-/* The process has exited; core_hangup() may have been called before or not. */
+/* The process has exited; before or after core_hangup(). */
 void core_exited(struct core *core, uint64_t conn);
-/* Whether that packet may be handled now. false: it asks for something that is not back yet after
- * a restart (restore.h), which comes back before others now. All that waits is to be asked for
- * again when core_admits_more() says so, and when all is back. */
+/* Whether this packet may be handled now. false: it needs something that is not restored yet, which
+ * is restored first from now on. Ask again for all packets that wait when core_admits_more() is
+ * true, and when all is restored. */
 bool core_admits(struct core *core, uint64_t conn, const void *packet, size_t n);
-/* Whether something that was not admitted may be now, since core_admits_more() was asked last. */
+/* Whether a packet that was not admitted may be now. Each answer starts a new period. */
 bool core_admits_more(struct core *core);
-/* One packet, which is admitted. A violation of the protocol becomes a CORE_CLOSE action for this
- * connection. */
+/* Handles one packet, which has been admitted. A violation of the protocol closes the connection by
+ * CORE_CLOSE. */
 void core_receive(struct core *core, uint64_t conn, const void *packet, size_t n,
                   uint64_t now_ns);
 
-/* What became of a CORE_ALLOC: handle and fd of the new block (fd is the caller's to close when
- * CORE_RELEASE comes; -1 and `ipc` for KIND_LEGACY), or error, a CUresult and its text. */
+/* The result of a CORE_ALLOC: handle and fd of the new block, or an error with a CUresult and its
+ * text. The fd is the caller's, to be closed at CORE_RELEASE; KIND_LEGACY has -1 and `ipc`. */
 struct core_alloc_result {
     int error; /* 0 or -errno */
     int cuda;
     const char *text;
-    uint64_t free; /* bytes that the device had left after -ENOMEM; 0 where that is unknown */
+    uint64_t free; /* bytes left on the device after -ENOMEM; 0: unknown */
     uint64_t handle;
     int fd;
-    uint32_t kept; /* the number under which the fd outlives us; 0: none */
+    uint32_t kept; /* the keeper's number for the fd; 0: the keeper does not have it */
     uint64_t ipc[CORE_HANDLE_WORDS];
 };
 
 void core_alloc_done(struct core *core, uint64_t job, const struct core_alloc_result *result);
 
-/* What became of a CORE_RELEASE: 0 or -errno with a CUresult and its text. It is over either way: a
- * handle that the driver refused is never tried again. */
+/* The result of a CORE_RELEASE: 0, or -errno with a CUresult and its text. A handle that the driver
+ * refused is never tried again. */
 void core_release_done(struct core *core, uint64_t job, int error, int cuda, const char *text);
 
-struct core_memory_result { /* one per device that was asked for, in its order */
+struct core_memory_result { /* one for each device that was asked for, in order */
     int error;
     int cuda;
     const char *text;
@@ -230,10 +231,10 @@ struct core_memory_result { /* one per device that was asked for, in its order *
 void core_memory_done(struct core *core, uint64_t job, const struct core_memory_result *results,
                       size_t n);
 
-/* What became of a CORE_PAGE_NEW: the page, zeroed and mapped here, which stays so until
- * CORE_PAGE_FREE; and fds for its owner (write) and for others (read), which are the caller's to
- * close: `write` when CORE_PAGE_SEAL comes, both when CORE_PAGE_FREE does. To be called while
- * the action is carried out, before any other event. */
+/* The result of a CORE_PAGE_NEW: the page, zeroed and mapped here until CORE_PAGE_FREE; and fds for
+ * its owner (write) and for others (read). The fds are the caller's: it closes `write` at
+ * CORE_PAGE_SEAL and both at CORE_PAGE_FREE. To be called while the action is carried out, before
+ * any other event. */
 struct core_page_result {
     int error; /* 0 or -errno */
     int write, read;
@@ -244,44 +245,44 @@ struct core_page_result {
 
 void core_page_done(struct core *core, uint64_t page, const struct core_page_result *result);
 
-/* The time of the event that follows, where that does not carry it. */
+/* Sets the time of the next event, if that does not carry it. */
 void core_set_time(struct core *core, uint64_t now_ns);
-/* Time has passed. */
+/* To be called when core_deadline_ns() has come. */
 void core_tick(struct core *core, uint64_t now_ns);
-/* The time by CLOCK_BOOTTIME, by which names expire and tickets run out. */
+/* Sets the time by CLOCK_BOOTTIME, by which names expire and tickets run out. */
 void core_set_boottime(struct core *core, uint64_t boot_ns);
-/* When the next name expires, or the next ticket runs out, by that clock: core_tick() is wanted
- * then, and anew as long as that is in the past, since a tick ends no more than some. UINT64_MAX:
- * none does. */
+/* When the next name expires or ticket runs out, by CLOCK_BOOTTIME; UINT64_MAX: none does.
+ * core_tick() is to be called then. It ends some at a time: as long as this is in the past, call it
+ * again. */
 uint64_t core_expiry_ns(const struct core *core);
-/* When core_tick() is wanted next; UINT64_MAX: not. In the past, as soon as others have been heard
- * of: an event does no more than so much, and leaves the rest. */
+/* When core_tick() is to be called next; UINT64_MAX: not. If it is in the past, call it as soon as
+ * others had their turn: an event does a limited amount, and leaves the rest. */
 uint64_t core_deadline_ns(const struct core *core);
-/* So much time was spent on a uid. */
+/* The loop has spent so much time on the uid. */
 void core_spent(struct core *core, uid_t uid, uint64_t ns);
 
-/* What the caller knows: of its loop, and of what outlives this process. */
+/* Figures that the caller knows: of its loop, and of what outlives this process. */
 struct core_figures {
     uint64_t turn_cpu_ns,
-        turn_wall_ns;      /* the longest turn, by its thread's time and the clock */
-    const uint64_t *turns; /* [i]: how many took no longer than 1 us << i, and longer than those
-                              before; the last one: all others */
+        turn_wall_ns;      /* the longest turn, by the thread's CPU time and by the clock */
+    const uint64_t *turns; /* [i]: turns that took at most 1 us << i; the last one: all longer
+                            * turns */
     uint32_t n_turns;
-    uint64_t turn_sum_ns; /* of all of them, by the clock */
-    uint64_t restarts; /* daemons that have left the keeper their arrays, one after the other */
+    uint64_t turn_sum_ns; /* of all turns, by the clock */
+    uint64_t restarts;    /* daemons whose arrays were restored, one after the other */
     uint64_t journal_bytes;
     uint32_t n_kept; /* fds that the keeper has */
-    bool keeper;     /* there is one */
+    bool keeper;     /* there is a keeper */
 };
 
-/* Called for who asks for the status. */
+/* Called for each status request. */
 void core_set_figures(struct core *core,
                       void (*figures)(void *userdata, struct core_figures *ret),
                       void *userdata);
-/* No new work from now on: requests that need the driver are refused with SHUTDOWN, and calls whose
- * turn has not come are not made. */
+/* Takes no new work: requests that need the driver are refused with SHUTDOWN, and driver calls that
+ * have not begun are not made. */
 void core_stop(struct core *core);
-/* Driver jobs that were given out and have not been reported back. */
+/* Driver calls that have begun, and whose result has not come. */
 size_t core_jobs(const struct core *core);
 
 /* ---- actions ---- */
@@ -293,26 +294,26 @@ enum core_action_type {
     CORE_RELEASE, /* release handle, close fd: core_release_done() */
     CORE_MEMORY,  /* read free and total of device (all: n_devices): core_memory_done() */
     CORE_KEEP,    /* give the connection's pidfd to the keeper: core_process_kept() */
-    CORE_LET_GO,  /* what the keeper has under that number is not recorded any more */
-    CORE_FORGET, /* a connection that has hung up: its process's exit is of no concern any more */
+    CORE_LET_GO, /* the keeper may drop what it has under `kept`, which is not recorded any more */
+    CORE_FORGET,    /* the exit of that connection's process does not matter any more */
     CORE_PAGE_NEW,  /* make a page of timelines: core_page_done() */
-    CORE_PAGE_SEAL, /* its owner has mapped it: nobody else shall write (F_SEAL_FUTURE_WRITE) */
-    CORE_PAGE_KILL, /* timeline_kill() all slots and wake who waits: maybe not for the last time */
-    CORE_PAGE_FREE, /* the same, and unmap and close it */
+    CORE_PAGE_SEAL, /* its owner has mapped it: let nobody else write (F_SEAL_FUTURE_WRITE) */
+    CORE_PAGE_KILL, /* timeline_kill() all slots and wake who waits; may come again */
+    CORE_PAGE_FREE, /* the same; then unmap and close it */
     CORE_AUDIT,     /* for the log, and of no other consequence */
 };
 
 enum core_audit_kind {
-    AUDIT_REPLACE, /* the name of what another uid created is another array's now */
-    AUDIT_REMOVE,  /* or nobody's, now or in some time */
+    AUDIT_REPLACE, /* a name is given to another array; another uid had created the old one */
+    AUDIT_REMOVE,  /* a name is taken away, now or by a time to live */
     AUDIT_LIMIT,   /* a refusal by a quota or limit */
-    AUDIT_CLIENT,  /* one that is hung up */
-    AUDIT_TICKET,  /* one that has run out */
+    AUDIT_CLIENT,  /* a connection that the daemon ends */
+    AUDIT_TICKET,  /* a ticket that has run out */
 };
 
 struct core_audit {
     enum core_audit_kind kind;
-    uint32_t n_lost; /* before it, for which there was no memory */
+    uint32_t n_lost; /* lines before this one, for which there was no memory */
     pid_t pid;       /* 0: in another pid namespace */
     uid_t uid;
     char creator[12], pool[PROTO_POOL_MAX + 1], name[PROTO_NAME_MAX + 1]; /* "": none */
@@ -325,7 +326,7 @@ struct core_action {
     uint32_t kept; /* LET_GO */
     uint64_t job;  /* ALLOC, RELEASE, MEMORY */
 
-    /* SEND: valid until the next call of any core function; fds are the blocks', borrowed */
+    /* SEND: valid until the next call of any core function. The core keeps the fds. */
     const void *packet;
     size_t n_packet;
     const int *fds;
@@ -354,9 +355,8 @@ uint64_t core_objects(const struct core *core);
 
 struct core_turns { /* of brackets */
     uint64_t n_waiting;
-    uint64_t since_ns; /* when the last one of those that had to wait has begun to */
-    uint64_t
-        last_ns; /* how long the last one that was let in had waited; UINT64_MAX: none has */
+    uint64_t since_ns; /* when the last bracket that had to wait began to wait */
+    uint64_t last_ns;  /* how long the last one that was let in had waited; UINT64_MAX: none */
 };
 
 void core_get_turns(const struct core *core, struct core_turns *ret);

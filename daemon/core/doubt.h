@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is not known of arrays, since clients of an earlier core have to do with them: former.h. A
- * block has the doubts of what lies in it, a pool those of its arrays without bytes.
+ * What is not known of arrays until the clients of an earlier core have resumed: former.h. A block
+ * has the doubts of the arrays in it, a pool those of its arrays without bytes.
  */
 #pragma once
 
@@ -14,14 +14,14 @@ struct use;
 enum doubt {
     DOUBT_NONE,
     DOUBT_PLACE,   /* who uses the place of a part */
-    DOUBT_STREAMS, /* what streams do with it */
-    DOUBT_HOLDERS, /* who has it, and who was writing it */
+    DOUBT_STREAMS, /* whether streams still signal */
+    DOUBT_HOLDERS, /* who has the array, and who was writing it */
     N_DOUBTS
 };
 
 struct doubts {
     LIST_HEAD(, use) of[N_DOUBTS];
-    bool is_known; /* somebody less is concerned: some may be settled */
+    bool is_known; /* in core->known: some may be settled, since a client has resumed or gone */
     LIST_ENTRY(doubts) of_core;
 };
 
@@ -35,7 +35,7 @@ doubts_know(struct known_doubts *known, struct doubts *doubts)
     doubts->is_known = true;
 }
 
-/* There is nothing to settle, or what they are of goes. */
+/* Takes it out of core->known: nothing is left to settle, or its block or pool goes. */
 static inline void
 doubts_leave(struct doubts *doubts)
 {

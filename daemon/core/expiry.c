@@ -4,7 +4,8 @@
 #include "array.h"
 #include "state.h"
 
-#define AGAIN_NS UINT64_C(1000000000) /* until what was put off is looked at again */
+#define AGAIN_NS \
+    UINT64_C(1000000000) /* before another try, where a name could not be unlinked */
 
 static int
 time_compare(const struct expiry *a, const struct expiry *b)
@@ -25,7 +26,7 @@ RB_GENERATE(expiring, expiry, of_array, array_compare)
 static struct expiry *
 expiry_find(const struct core *core, const struct array *array)
 {
-    struct core *c = (struct core *)(uintptr_t)core; /* the tree macros want it */
+    struct core *c = (struct core *)(uintptr_t)core; /* the tree macros take no const */
     struct expiry key = {.array = (struct array *)(uintptr_t)array};
 
     return array->expires ? RB_FIND(expiring, &c->expiring, &key) : NULL;
@@ -143,7 +144,7 @@ expiries_forget(struct core *core)
 uint64_t
 expiry_next_ns(const struct core *core)
 {
-    struct core *c = (struct core *)(uintptr_t)core; /* the tree macros want it */
+    struct core *c = (struct core *)(uintptr_t)core; /* the tree macros take no const */
     const struct expiry *first = RB_MIN(expiries, &c->expiries);
 
     return first ? first->at_ns : UINT64_MAX;

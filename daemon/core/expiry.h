@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * When a name is unlinked by itself, by CLOCK_BOOTTIME: a machine that sleeps does not stop it. It
- * is the array's that has the name: it goes with it to another name, and ends with the name or the
- * generation that it was given for. Few arrays have one, so it does not lie in them. Who gave it is
- * charged for it.
+ * When a name is unlinked by itself: by CLOCK_BOOTTIME, which runs while the machine sleeps. An
+ * expiry belongs to the array with the name. It stays when the array gets another name, and ends
+ * with the name, or when the name is given a new generation. It lies apart from the array, since
+ * few arrays have one. Whoever gave it is charged for it.
  */
 #pragma once
 
@@ -20,7 +20,8 @@ struct expiry {
     struct charge charge;
 };
 
-#define EXPIRY_HOST (sizeof(struct expiry) + TEXT_HOST(sizeof(uint64_t))) /* it is charged */
+#define EXPIRY_HOST \
+    (sizeof(struct expiry) + TEXT_HOST(sizeof(uint64_t))) /* what an expiry is charged */
 
 RB_HEAD(expiries, expiry); /* by time */
 RB_HEAD(expiring, expiry); /* by array */
@@ -28,25 +29,25 @@ RB_HEAD(expiring, expiry); /* by array */
 RB_PROTOTYPE(expiries, expiry, node, )
 RB_PROTOTYPE(expiring, expiry, of_array, )
 
-/* So much later, by CLOCK_BOOTTIME. */
+/* An expiry after so much time, by CLOCK_BOOTTIME. */
 uint64_t expiry_time(const struct core *core, uint64_t ns);
-/* For an array to come. -ENOMEM or REFUSED. */
+/* An expiry for an array that has none yet. -ENOMEM or REFUSED. */
 int expiry_new(struct expiry **ret, struct user *user, uint64_t ttl_ns, struct refusal *r);
-/* One that no array has got. NULL: none. */
+/* Frees an expiry that no array has. NULL: nothing. */
 void expiry_free(struct expiry *expiry);
-/* In place of what the array has; NULL: it has none any more. */
+/* Gives the array this expiry in place of its own; NULL: none. */
 void expiry_set(struct core *core, struct array *array, struct expiry *expiry_consume);
-/* One of an earlier core's, by CLOCK_BOOTTIME. -ENOMEM. */
+/* An expiry of an earlier core. -ENOMEM. */
 int expiry_restore(struct core *core, struct array *array, uint64_t at_ns);
 /* By CLOCK_BOOTTIME; 0: it has none. */
 uint64_t expiry_at_ns(const struct core *core, const struct array *array);
-/* What is left of its time, at least 1; 0: it has none. */
+/* The time that is left, at least 1; 0: no expiry. */
 uint64_t expiry_left_ns(const struct core *core, const struct array *array);
-/* An array whose time is over, the first one first; or NULL. */
+/* The array with the earliest expiry that is over; or NULL. */
 struct array *expiry_due(struct core *core);
-/* When the first one is; UINT64_MAX: there is none. */
+/* The earliest expiry; UINT64_MAX: none. */
 uint64_t expiry_next_ns(const struct core *core);
-/* It cannot be unlinked now: in a second. */
+/* The name cannot be unlinked now: it is tried again in a second. */
 void expiry_put_off(struct core *core, struct array *array);
-/* The core ends, and with it the arrays. */
+/* Frees all expiries when the core ends. */
 void expiries_forget(struct core *core);

@@ -8,15 +8,15 @@
 #include "page.h"
 #include "reply.h"
 
-#define DUES_MAX 1024 /* fences in a reply; of thousands, the client asks for the others */
+#define DUES_MAX 1024 /* fences in a reply; for more, the client asks again */
 
 /* ---- what a bracket has to wait for ---- */
 
 struct due {
     struct page *page;
-    uint64_t id; /* the page's: thousands are compared, and each page is elsewhere */
+    uint64_t id; /* a copy of the page's: thousands are compared, and pages lie apart */
     uint64_t slot, value;
-    bool data; /* the bracket reads what comes before it */
+    bool data; /* the bracket reads what this fence's writer wrote */
 };
 
 struct dues {
@@ -51,7 +51,7 @@ due_compare(const void *a, const void *b)
     return CMP(y->value, x->value);
 }
 
-/* A slot only grows, so that its highest value stands for the others. */
+/* A slot's values only grow, so its highest value stands for the others. */
 static void
 dues_unite(struct dues *dues)
 {
@@ -69,7 +69,7 @@ dues_unite(struct dues *dues)
     dues->n = n;
 }
 
-/* Of those who have read since the last write: as many as one reply may have, and one more. */
+/* Adds fences of reads since the last write: as many as one reply can have, and one more. */
 static void
 dues_add_reads(struct dues *dues, struct use *use, const struct due *after)
 {
@@ -85,7 +85,7 @@ dues_add_reads(struct dues *dues, struct use *use, const struct due *after)
             dues_add(dues, fence, false, after);
 }
 
-/* What a claim waits for: the writer before it, and, when it writes, those who have read since. */
+/* What a claim waits for: the last write and, if the claim writes, the reads since. */
 static void
 dues_add_claim(struct dues *dues, const struct claim *claim, const struct due *after)
 {
@@ -97,7 +97,7 @@ dues_add_claim(struct dues *dues, const struct claim *claim, const struct due *a
         dues_add_reads(dues, use, after);
 }
 
-/* How many of them there are at most. */
+/* The highest number of fences that it can be. */
 static size_t
 count_fences(struct bracket *bracket)
 {
@@ -115,7 +115,7 @@ count_fences(struct bracket *bracket)
     return n;
 }
 
-/* Those after a place, in order; to be freed. -ENOMEM. */
+/* The fences after that place, in order. The caller frees them. -ENOMEM. */
 static int
 dues_gather(struct bracket *bracket, const struct due *after, struct dues *ret)
 {
@@ -134,16 +134,16 @@ dues_gather(struct bracket *bracket, const struct due *after, struct dues *ret)
 
 struct reply {
     struct room room;
-    struct msg_fence *fences; /* as many as there may be */
+    struct msg_fence *fences; /* room for DUES_MAX */
     uint32_t n_fences;
-    struct msg_page pages[PROTO_FDS_MAX]; /* those whose hold is new */
+    struct msg_page pages[PROTO_FDS_MAX]; /* pages that the client is sent with this reply */
     struct hold *holds[PROTO_FDS_MAX];
     int fds[PROTO_FDS_MAX];
     uint32_t n_pages;
     bool full;
 };
 
-/* Takes back what the client has not been told of. */
+/* Undoes what was prepared for a reply that is not sent. */
 static void
 fences_undo(struct core *core, struct reply *reply)
 {
@@ -151,7 +151,7 @@ fences_undo(struct core *core, struct reply *reply)
         page_unhold(core, reply->holds[--reply->n_pages]);
 }
 
-/* Its owner has it, and so has who holds it: an fd is sent once (I3). */
+/* The page's owner has it, and so has a client with a hold: a page's fd is sent once (I3). */
 static bool
 page_is_new(struct conn *conn, const struct page *page)
 {
@@ -161,14 +161,13 @@ page_is_new(struct conn *conn, const struct page *page)
 static void
 reply_add_page(struct reply *reply, const struct msg_page *record, struct hold *hold)
 {
-    assert(hold->page->sealed); /* who made a fence of it had it mapped */
+    assert(hold->page->sealed); /* whoever submitted the fence has mapped the page */
     reply->fds[reply->n_pages] = hold->page->read;
     reply->pages[reply->n_pages] = *record;
     reply->holds[reply->n_pages++] = hold;
 }
 
-/* Adds one fence, and its page where the client has not got that, or finds that the reply is
- * full. */
+/* Adds a fence, and its page if the client does not have that; or finds that the reply is full. */
 static int
 reply_add_due(struct conn *conn, struct reply *reply, const struct due *due, struct refusal *r)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a bracket's stream has to wait for: the fences of its arrays, as a reply.
+ * The fences that a bracket's stream has to wait for, as a reply.
  */
 #pragma once
 
@@ -9,8 +9,8 @@
 struct bracket;
 struct core;
 
-/* The reply to a begin, or to what asks for more fences: those of the bracket's arrays after a
- * place, as many as fit. -ENOMEM or REFUSED: nothing was sent. */
+/* Replies to BEGIN, or to FENCES, with the fences of the bracket's arrays after that place, as many
+ * as fit. -ENOMEM or REFUSED: nothing was sent. */
 int fences_reply(struct core *core, struct bracket *bracket, uint32_t request,
                  enum msg_method method, uint64_t after_page, uint64_t after_slot,
                  struct refusal *r);

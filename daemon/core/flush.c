@@ -11,7 +11,8 @@ static void
 flush_device(struct core *core, struct flush *flush, uint32_t index)
 {
     struct conn *conn = flush->conn;
-    bool all = is_administrator(core, conn->user); /* others flush what is theirs */
+    /* all: blocks that other uids have in reserve, too */
+    bool all = is_administrator(core, conn->user);
     struct flusher_list *flushers = &core->devices[index].flushers;
     struct flusher *flusher = &flush->flushers[index], *before;
 
@@ -48,7 +49,7 @@ flush_start(struct core *core, struct conn *conn, uint32_t request, uint32_t dev
     for (uint32_t i = 0; i < n; i++)
         if (device == n || device == i)
             flush_device(core, flush, i);
-    return 0; /* release_run() answers it, at the end of this event or of a later one */
+    return 0; /* release_run() answers it, in this event or later */
 }
 
 void
@@ -78,7 +79,8 @@ flush_count(const struct core *core, struct flush *flush, const struct block *bl
     flush->result.bytes += block->size;
 }
 
-/* Whose block it was is told to who may know; that theirs are called off, to all. */
+/* Only a client that may know the block is told which one failed; all are told that theirs were
+ * called off. */
 void
 flush_fail(const struct core *core, struct flush *flush, const struct block *block, int cuda,
            const char *text)

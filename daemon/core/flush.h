@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client's wish to have memory given back now. What is in the queues is freed at once; the answer
- * comes when every device that it is about has ended its round of releases (release.h).
+ * FLUSH: a client wants memory to be given back now. What is in the queues is freed at once. The
+ * answer comes when every device that it concerns has ended its round of releases (release.h).
  */
 #pragma once
 
@@ -12,33 +12,32 @@
 struct block;
 struct core;
 
-/* A flush request that waits for blocks to be released. */
+/* A flush that waits for blocks to be released. */
 struct flush {
     LIST_ENTRY(flush) of_conn;
     struct conn *conn;
-    struct charge charge; /* one job, and itself */
+    struct charge charge; /* one job, and the struct */
     uint32_t request;
-    uint32_t n_waiting; /* devices */
+    uint32_t n_waiting; /* devices that have not ended their round */
     struct msg_flushed result;
-    bool failed; /* a release; refusal says which */
+    bool failed; /* a release has failed; `refusal` says which */
     struct refusal refusal;
 
     struct flusher {
         TAILQ_ENTRY(flusher) link; /* device->flushers */
         struct flush *flush;       /* NULL: it does not wait there */
-        uint64_t until;            /* the last doom that it waits for */
+        uint64_t until;            /* the last doom of those that it waits for */
     } flushers[];                  /* one for each device */
 };
 
-/* On behalf of conn: of one device or of all (n_devices). Answered at once or later. -ENOMEM, or
- * REFUSED. */
+/* For conn: flushes one device, or all (n_devices). Answers now or later. -ENOMEM or REFUSED. */
 int flush_start(struct core *core, struct conn *conn, uint32_t request, uint32_t device,
                 struct refusal *r);
-/* Nobody waits for it any more. */
+/* The client does not wait any more. */
 void flush_drop(struct core *core, struct flush *flush);
-/* A device has ended its round. */
+/* The device has ended its round. */
 void flush_leave(struct core *core, struct flusher *flusher);
-/* A block was released, or could not be. */
+/* A block was released, or its release has failed. */
 void flush_count(const struct core *core, struct flush *flush, const struct block *block);
 void flush_fail(const struct core *core, struct flush *flush, const struct block *block,
                 int cuda, const char *text);

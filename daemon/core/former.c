@@ -10,11 +10,11 @@
 #include "settle.h"
 #include "state.h"
 
-#define FORMER_NS UINT64_C(30000000000) /* without a word of one that comes back */
-#define ITEM_NS   UINT64_C(100000)      /* for each array that it may tell of, beside */
-#define LATE_NS   UINT64_C(1000000000)  /* between two looks who is late */
-#define LATE_MAX  16                    /* that are given up in one event */
-#define PAGES_MAX 64                    /* that are looked at in one: each has its slots */
+#define FORMER_NS UINT64_C(30000000000) /* that a resuming client may be silent */
+#define ITEM_NS   UINT64_C(100000)      /* more, for each array that a client may have */
+#define LATE_NS   UINT64_C(1000000000)  /* between two looks for late clients */
+#define LATE_MAX  16                    /* given up in one event */
+#define PAGES_MAX 64                    /* looked at in one event: each has its slots */
 
 int
 formers_begin(struct core *core, const struct restore_array *arrays, size_t n)
@@ -38,7 +38,7 @@ formers_wait(struct core *core, size_t n)
             former_goes_on(core, conn);
 }
 
-/* ---- who there is ---- */
+/* ---- which there are ---- */
 
 void
 former_new(struct core *core, struct conn *conn)
@@ -51,7 +51,7 @@ former_new(struct core *core, struct conn *conn)
     linger_later(core, LATE_NS);
 }
 
-/* Nobody of a uid's is left. */
+/* The uid has no former connection left. */
 static void
 know_pools(struct core *core)
 {
@@ -62,7 +62,7 @@ know_pools(struct core *core)
             doubts_know(&core->known, &pool->doubts);
 }
 
-/* It has told what it has, or will not. */
+/* The client has resumed, or is not waited for any more. */
 static void
 end_resume(struct core *core, struct conn *conn)
 {
@@ -111,14 +111,14 @@ former_end(struct core *core, struct conn *conn)
         block_know_hold(core, hold, conn->leaves);
 }
 
-/* Both words at once: how far they agree takes no less time. */
+/* Compares both words in constant time. */
 static bool
 is_token(const uint64_t of[static 2], const uint64_t token[static 2])
 {
     return ((of[0] ^ token[0]) | (of[1] ^ token[1])) == 0 && (of[0] | of[1]) != 0;
 }
 
-/* The old one, where the core of then has died before its client heard of the new one. */
+/* The old token is valid, too: the earlier core may have died before its client got the new one. */
 static bool
 has_token(const struct conn *conn, struct msg_u64s token)
 {
@@ -166,9 +166,9 @@ former_resume(struct core *core, struct conn *conn, const uint64_t token[static 
     persist_process(core, conn);
 }
 
-/* ---- what it claims ---- */
+/* ---- what a client says that it has ---- */
 
-/* What its process had, and nothing else: it had the memory, and may have it still. */
+/* Only arrays whose block the process has a hold on: it had that memory mapped, and may still. */
 static bool
 may_have(struct conn *conn, struct array *array, bool readonly)
 {
@@ -178,9 +178,9 @@ may_have(struct conn *conn, struct array *array, bool readonly)
            pool_may(array->pool, conn, readonly ? MAY_READ : MAY_WRITE);
 }
 
-#define GONE 2 /* neither 0, nor REFUSED, nor -errno: it cannot be had */
+#define GONE 2 /* not an error: the lease is gone */
 
-/* Its memory here is charged as what was restored is, whatever the limit. */
+/* As for all that is restored, no limit refuses the charge. */
 static int
 resume_lease(struct core *core, struct conn *conn, uint64_t id, struct array *array,
              bool readonly, struct refusal *r)
@@ -233,7 +233,7 @@ former_unresume_write(const struct conn *conn, struct array *array)
     array->use->was_written = false;
 }
 
-/* Its client has ended it, which the core of then may not have heard of. */
+/* A bracket that the client has ended; the earlier core may not have received the END. */
 static int
 resume_end(struct core *core, struct conn *conn, const uint64_t end[static 5],
            struct refusal *r)
@@ -254,8 +254,8 @@ resume_end(struct core *core, struct conn *conn, const uint64_t end[static 5],
     return use_restore_write(array, page, (uint32_t)end[2], end[3]);
 }
 
-/* Its client asks for that again, as it has not had the answer: what it took by then is sent to it,
- * by the same ticket. */
+/* The client repeats a TAKE since it did not get the answer. The array is sent to it once more, by
+ * the same ticket. */
 static int
 resume_repeat(struct core *core, struct conn *conn, uint64_t request)
 {
@@ -267,7 +267,8 @@ resume_repeat(struct core *core, struct conn *conn, uint64_t request)
     return ticket_new(core, conn, array, done->readonly, done->ticket, TICKET_OWN, NULL);
 }
 
-/* Its caller was told of a failure: the name goes, unless it is another array's. */
+/* The client's caller was told that the CREATE has failed: the name goes, unless it is another
+ * array's by now. */
 static void
 resume_undo(struct core *core, const struct conn *conn, uint64_t request)
 {
@@ -279,7 +280,7 @@ resume_undo(struct core *core, const struct conn *conn, uint64_t request)
         array_unlink(core, array);
 }
 
-/* Its publisher hears of it when nobody can reach it any more, or now. */
+/* The publisher hears when nobody can reach the part any more: later, or now. */
 static int
 resume_part(struct core *core, struct conn *conn, uint64_t id, struct refusal *r)
 {
@@ -324,9 +325,10 @@ former_resume_rest(struct core *core, struct conn *conn, const struct msg_resume
     return rc;
 }
 
-/* ---- that is all ---- */
+/* ---- all has been said ---- */
 
-/* Blocks that it has mapped still stay set aside. */
+/* Ends holds and pages of which the client said nothing. Blocks that it has mapped stay set
+ * aside. */
 static void
 give_back(struct core *core, struct conn *conn)
 {
@@ -354,7 +356,7 @@ has_landed(const struct page *page)
     return true;
 }
 
-/* What it had submitted by the restart has landed: it is a connection like any other. */
+/* Once all has landed that was submitted before the restart, the connection is like any other. */
 static void
 look_at(struct core *core, struct conn *conn, uint32_t *budget)
 {
@@ -385,7 +387,7 @@ former_done(struct core *core, struct conn *conn, bool leaves)
         linger_later(core, LINGER_TURN_NS);
 }
 
-/* It is not waited for any more. What it may have mapped stays set aside. */
+/* Waits for the client no longer. What it may have mapped stays set aside. */
 static void
 former_give_up(struct core *core, struct conn *conn)
 {
@@ -397,11 +399,11 @@ former_give_up(struct core *core, struct conn *conn)
         conn_end(core, conn, "it has come back, and not told in time what it has");
         return;
     }
-    conn->stage = 0; /* what has stayed for it goes, too: names of timelines */
+    conn->stage = 0; /* from the first step again: names of timelines have stayed for it */
     conn_wake(conn);
 }
 
-/* Whether there may be more. */
+/* Returns whether more clients are late. */
 static bool
 give_up_late(struct core *core)
 {
@@ -421,7 +423,7 @@ give_up_late(struct core *core)
     return false;
 }
 
-/* Those first that were not looked at for longest. */
+/* Connections that were not looked at for longest come first. */
 static void
 look_at_landing(struct core *core)
 {
@@ -503,7 +505,8 @@ settle_doubt(struct core *core, struct use *use, enum doubt left)
         array_settle(core, array);
 }
 
-/* Of one kind all are, or none is. Uses may have gone without this. */
+/* The first use whose doubt has ended. All doubts of a kind end together; a use may have gone
+ * without this. */
 static struct use *
 first_settled(struct core *core, enum doubt *left)
 {

@@ -24,7 +24,7 @@ array_record(const struct core *core, const struct array *array, const struct gr
         .generation = grant->set ? grant->set->generation : array->generation,
         .uid = array->charge.user->uid,
         .members = array->is_set ? array->set->n : 0,
-        .memory = msg_str_opt(array->mapped ? "mapped" : NULL), /* else the block says it */
+        .memory = msg_str_opt(array->mapped ? "mapped" : NULL), /* NULL: the block says it */
     };
 
     if (block) {
@@ -88,7 +88,7 @@ block_record(const struct core *core, const struct grant *grant, const struct bl
     return record;
 }
 
-/* Whether there is room for the array and for its block, where that has to be sent as well. */
+/* Whether the reply has room for the array, and for its block if the client does not have that. */
 static bool
 take_room(struct grant *grant, const struct msg_array *array, const struct msg_block *block)
 {

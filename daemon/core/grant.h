@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A reply that gives arrays to a client: their records and leases, and the blocks that it has not
- * been sent yet.
+ * A reply that gives arrays to a client: records, leases, and the blocks that it has not been sent
+ * yet.
  */
 #pragma once
 
@@ -11,14 +11,15 @@
 struct grant {
     struct room room;
     struct pool *pool;
-    bool named;              /* says the arrays' names, which the client does not know */
-    const struct array *set; /* whose member the next one is; NULL: it has a name of its own */
-    bool alone;              /* it is for one array, which has room however long what it says */
-    bool full;               /* the next one does not fit */
+    bool named; /* the records have names, which the client does not know */
+    /* the set whose member comes next; NULL: an array with a name of its own */
+    const struct array *set;
+    bool alone; /* one array, for which there is room however long its record */
+    bool full;  /* the next array does not fit */
     struct msg_array *arrays;
     struct lease **leases;
     uint32_t n_arrays;
-    struct msg_block *blocks; /* those whose hold is new */
+    struct msg_block *blocks; /* blocks that are sent with this reply */
     struct hold **holds;
     uint32_t n_blocks;
     int *fds;
@@ -32,9 +33,9 @@ void grant_deinit(struct grant *grant);
 /* Leases the array to conn and adds it, or finds that the reply is full. -ENOMEM or REFUSED. */
 int grant_add(struct core *core, struct conn *conn, struct grant *grant, struct array *array,
               bool readonly, struct refusal *r);
-/* Takes back what the client has not been told of. */
+/* Undoes what was prepared for a reply that is not sent. */
 void grant_undo(struct core *core, struct grant *grant);
 void grant_send(struct core *core, struct conn *conn, uint32_t id, enum msg_method method,
                 const struct grant *grant);
-/* The memory of a create is there: leases the array to its creator, records it and replies. */
+/* The memory for a CREATE is there: leases the array to its creator, records it and replies. */
 void grant_created(struct core *core, struct conn *conn, uint32_t request, struct array *array);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * As many driver calls are carried out at a time as whoever drives the core has threads for. The
- * others wait with the uid that they are made for, and the uids take turns: one that asks for
- * thousands, or whose end gives back thousands of blocks, puts another one's next call off by one
- * call, not by thousands (I6).
+ * The driver makes as many calls at a time as the shell has threads for. Other calls wait, by uid,
+ * and the uids take turns. So a uid that asks for thousands, or whose end gives back thousands of
+ * blocks, delays another uid's next call by one call (I6).
  */
 #include "job.h"
 
@@ -53,7 +52,8 @@ job_start(struct core *core, struct job *job, enum job_type type, struct user *u
     core->n_jobs++;
     if (TAILQ_EMPTY(&user->waiting))
         TAILQ_INSERT_TAIL(&core->turns, user, turn);
-    if (type == JOB_RELEASE) /* others may wait for it, and there is one at a time */
+    /* a release goes first: there is one at a time, and others may wait for it */
+    if (type == JOB_RELEASE)
         TAILQ_INSERT_HEAD(&user->waiting, job, of_user);
     else
         TAILQ_INSERT_TAIL(&user->waiting, job, of_user);
@@ -114,6 +114,6 @@ job_find(struct core *core, uint64_t id, enum job_type type)
 {
     struct job key = {.id = id}, *job = RB_FIND(jobs, &core->jobs, &key);
 
-    assert(job && job->type == type); /* whoever drives the core reports each job once */
+    assert(job && job->type == type); /* the shell reports each job once */
     return job;
 }

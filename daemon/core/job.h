@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Driver calls under way, and whose turn it is. A job lives until its result is reported, or until
- * nobody waits for it any more and it has not begun.
+ * A driver call. A job lives until its result is reported; one that has not begun, until nobody
+ * waits for it any more.
  */
 #pragma once
 
@@ -15,16 +15,17 @@ enum job_type {
 };
 
 struct job {
-    RB_ENTRY(job) node; /* core->jobs, while it is under way */
+    RB_ENTRY(job) node; /* core->jobs, once it has begun */
     uint64_t id;
     enum job_type type;
-    struct user *user;        /* whose turn it takes */
-    struct charge charge;     /* MEMORY: who waits for a block's is charged */
-    TAILQ_ENTRY(job) of_user; /* user->waiting, until it is its turn */
+    struct user *user; /* in whose turn it is made */
+    /* MEMORY: its own; a block's job is charged to those who wait for it */
+    struct charge charge;
+    TAILQ_ENTRY(job) of_user; /* user->waiting, until it begins */
     bool begun;               /* it was */
-    struct conn *conn;        /* who waits for it, or NULL */
+    struct conn *conn;        /* who waits for the result, or NULL */
     LIST_ENTRY(job) of_conn;
-    uint32_t request; /* id of the request to answer */
+    uint32_t request; /* the request to answer */
     struct entry entry;
 };
 
@@ -32,17 +33,17 @@ RB_HEAD(jobs, job);
 
 RB_PROTOTYPE(jobs, job, node, )
 
-/* Whether a further driver call may be started for conn. */
+/* Whether another driver call may be made for conn. REFUSED. */
 int job_admit(const struct core *core, const struct conn *conn, struct refusal *r);
-/* Its action comes when it is the user's turn. */
+/* Queues the job: its action comes in the user's turn. */
 void job_start(struct core *core, struct job *job, enum job_type type, struct user *user);
-/* The same for a request of conn, which waits for the result; job_admit() has been asked. */
+/* Queues the job for a request of conn, after job_admit(). */
 void job_start_for(struct core *core, struct job *job, enum job_type type, struct conn *conn,
                    uint32_t request);
-/* Nobody waits for it any more: it is not made, and out of everything; false: it has begun. */
+/* Nobody waits for the job: it is taken back. false: it has begun. */
 bool job_drop(struct core *core, struct job *job);
-/* Nobody waits for one that has begun. */
+/* Nobody waits for a job that has begun. */
 void job_orphan(struct job *job);
-/* After its result came; the user is to be settled. */
+/* The result has come. The caller settles the user. */
 void job_end(struct core *core, struct job *job);
 struct job *job_find(struct core *core, uint64_t id, enum job_type type);

@@ -9,7 +9,7 @@
 
 RB_GENERATE_BY(leases, lease, node, id)
 
-/* It is charged. */
+/* Makes the lease; the caller has charged it. */
 static void
 add_to_array(struct core *core, struct lease *lease, struct array *array)
 {
@@ -99,7 +99,7 @@ lease_restore(struct core *core, struct conn *conn, uint64_t id, struct array *a
     return rc;
 }
 
-/* The array may go with it. */
+/* The array may be freed with the lease. */
 void
 lease_deinit(struct core *core, struct lease *lease)
 {

@@ -7,7 +7,7 @@
 #include "device.h"
 #include "state.h"
 
-#define MAX_ARRAYS 1024 /* in one turn: a tenth of a millisecond */
+#define MAX_ARRAYS 1024 /* looked at in one turn: a tenth of a millisecond */
 
 void
 linger_later(struct core *core, uint64_t ns)
@@ -18,7 +18,7 @@ linger_later(struct core *core, uint64_t ns)
         core->linger_at_ns = at;
 }
 
-/* Creates may hope for its memory, or for that of the whole that it is a part of. */
+/* Waiters may get the array's memory, or that of the whole that it is a part of. */
 static void
 count(struct core *core, const struct array *array, bool there)
 {
@@ -50,7 +50,7 @@ linger_array(struct core *core, struct array *array)
     return true;
 }
 
-/* Settled at the end of the event: who comes here may be amid something. */
+/* Settled at the end of the event, since callers may be in the middle of something. */
 void
 linger_end(struct core *core, struct use *use)
 {

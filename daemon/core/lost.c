@@ -3,7 +3,7 @@
 
 #include "state.h"
 
-/* Byte order, a prefix first. */
+/* In the order of bytes; a prefix comes first. */
 static int
 lost_compare(const struct lost *a, const struct lost *b)
 {
@@ -28,7 +28,7 @@ lost_reason(enum lost_why why)
     return reasons[why];
 }
 
-/* For the tree only. */
+/* A key for the tree only. */
 static struct lost
 key_of(struct msg_str name)
 {
@@ -58,7 +58,7 @@ lost_find_next(struct pool *pool, struct msg_str after, struct msg_str prefix)
     return lost && lost_compare(lost, &last) == 0 ? RB_NEXT(losts, &pool->losts, lost) : lost;
 }
 
-/* No generation comes twice, that of what is lost neither. */
+/* Generations are never used twice, also not those of lost names. */
 static void
 keep_generation(struct pool *pool, struct user *user, uint64_t generation)
 {
@@ -97,7 +97,7 @@ lost_new(struct pool *pool, struct user *user, struct msg_str name, const struct
     return 0;
 }
 
-/* A set that is lost, of which it was a key. */
+/* A lost set of which the name was a key. */
 static struct lost *
 find_over(struct pool *pool, struct msg_str name)
 {

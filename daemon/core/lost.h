@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A name whose array did not come back from an earlier daemon: whoever asks for it is told so, and
- * why, until somebody unlinks the name or gives it to an array anew. It is recorded, so it outlives
- * this daemon as well. It is charged as the name that it was, to the array's user. It goes with its
- * pool.
+ * A lost name: its array was not restored. Requests for it are refused, with the reason, until the
+ * name is unlinked or given to another array. It is recorded, so it outlives this daemon, too. The
+ * array's user is charged for it as for a name. It ends with its pool.
  */
 #pragma once
 
 #include "pool.h"
 #include "user.h"
 
-enum lost_why { /* as recorded */
+enum lost_why { /* the journal has these numbers */
     LOST_RECORD = 1,
     LOST_MEMORY,
     LOST_LEGACY,
@@ -23,30 +22,31 @@ struct lost {
     RB_ENTRY(lost) node; /* pool->losts */
     struct pool *pool;
     struct charge charge;
-    uint64_t id, generation; /* the array's */
+    uint64_t id, generation; /* of the array */
     uint8_t why, n_name;
-    bool is_set; /* its keys are lost as well */
+    bool is_set; /* a set: its keys are lost as well */
     char *name;  /* behind this struct; terminated */
 };
 
 RB_PROTOTYPE(losts, lost, node, )
 
-/* For people. */
+/* The reason, for people. */
 const char *lost_reason(enum lost_why why);
-/* Bytes of the daemon's own memory that one is charged. */
+/* What a lost name is charged of the daemon's memory. */
 size_t lost_host(size_t n_name);
-/* like: id, generation, why and is_set. Nothing is done where that is known. -ENOMEM. */
+/* Adds a lost name; like: id, generation, why and is_set. Nothing happens if it is there.
+ * -ENOMEM. */
 int lost_new(struct pool *pool, struct user *user, struct msg_str name,
              const struct lost *like);
 /* NULL: none of that name. */
 struct lost *lost_find(struct pool *pool, struct msg_str name);
-/* The first one after a name, and not before the prefix. */
+/* The first lost name after that one, with the prefix or after it. */
 struct lost *lost_find_next(struct pool *pool, struct msg_str after, struct msg_str prefix);
-/* Of a name that no array has: REFUSED where it is lost, as itself or as a key of a set. */
+/* For a name without an array: REFUSED if it is lost, itself or as a key of a set. */
 int lost_check(struct pool *pool, struct msg_str name, struct refusal *r);
-/* It is told no more. */
+/* The name is not lost any more. */
 void lost_free(struct lost *lost);
-/* The name is an array's. */
+/* The name has been given to an array. */
 void lost_forget(struct pool *pool, struct msg_str name);
-/* The core ends. */
+/* Frees all when the core ends. */
 void losts_forget(struct pool *pool);

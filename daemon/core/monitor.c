@@ -4,14 +4,14 @@
 #include "state.h"
 
 #define TELL_MAX 128   /* messages in one answer */
-#define BODY_MAX 16384 /* bytes of one's text */
+#define BODY_MAX 16384 /* bytes of a message's text */
 
 struct kept {
-    struct msg_message message; /* its strings lie behind this */
+    struct msg_message message; /* its strings lie behind the struct */
     size_t bytes;
 };
 
-/* ---- telling ---- */
+/* ---- sending ---- */
 
 static void
 monitor_send(struct core *core, struct monitor *m)

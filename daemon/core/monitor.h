@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who looks on: a connection that has asked for the messages that pass, from then until it hangs
- * up. What passes is kept for it, as text without secrets, in a buffer of one size, which its user
- * is charged for; it has some when it asks again. What there is no room for is counted, until all
- * that was kept has been told.
+ * A monitor: a connection that has asked for the messages which pass, until it hangs up. They are
+ * kept for it, as text without secrets, in a buffer of fixed size, which its user is charged for.
+ * The client asks again for more. Messages for which there is no room are counted, until all that
+ * was kept has been sent.
  *
- * The messages of those who look on themselves are not seen by anybody.
+ * Messages of monitors are not shown to any monitor.
  */
 #pragma once
 
@@ -13,31 +13,31 @@
 #include "user.h"
 
 #define MONITOR_BYTES 262144
-#define MONITORS_MAX  4 /* of one uid; of administrators together */
+#define MONITORS_MAX  4 /* of one uid; and of all administrators */
 
 struct monitor {
     LIST_ENTRY(monitor) link; /* core->monitors, of administrators; or its user's */
     struct conn *conn;
     struct charge charge;
-    bool asks; /* by this request */
+    bool asks; /* a request waits for messages */
     uint32_t request;
     bool all; /* everybody's messages; or this uid's */
     uid_t uid;
-    uint64_t n_lost; /* since there was no room */
+    uint64_t n_lost; /* messages that were dropped since there was no room */
     size_t start, end;
     _Alignas(uint64_t) char kept[MONITOR_BYTES];
 };
 
-/* Tells what is kept, or does as soon as there is something: of all, or of the uid, from now on.
+/* Answers with what is kept, or as soon as there is something: from now on, of all uids or of one.
  * -ENOMEM or REFUSED. */
 int monitor_ask(struct core *core, struct conn *conn, uint32_t request, bool all, uid_t uid,
                 struct refusal *r);
 void monitor_free(struct core *core, struct monitor *monitor);
-/* value: params or a result; or, of MSG_UNKNOWN, an error. pool: that a request is about. */
+/* value: params, a result or, for MSG_UNKNOWN, an error. pool: the pool that the request names. */
 void monitor_see(struct core *core, struct conn *conn, enum msg_type type,
                  enum msg_method method, uint32_t id, const void *value, struct msg_str pool);
 
-/* Where a message passes. A macro, as its value need not be made where nobody looks on. */
+/* For every message. A macro, so that value is only computed if there is a monitor. */
 #define MONITOR(core, ...)                               \
     do {                                                 \
         if (__builtin_expect((core)->n_monitors > 0, 0)) \

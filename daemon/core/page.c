@@ -8,7 +8,7 @@
 #include "state.h"
 
 #define MAX_PAGES \
-    64 /* that one turn looks at: a tenth of a millisecond, since each has its slots */
+    64 /* looked at in one turn: a tenth of a millisecond, since each has its slots */
 
 static int
 timeline_compare(const struct timeline *a, const struct timeline *b)
@@ -68,7 +68,7 @@ page_new(struct core *core, struct conn *conn, uint32_t request, struct refusal 
     return 0;
 }
 
-/* Its owner has mapped it. */
+/* A page of an earlier core, which its owner has mapped. */
 int
 page_restore(struct core *core, struct conn *conn, uint64_t id,
              const struct core_page_result *from)
@@ -98,7 +98,7 @@ page_restore(struct core *core, struct conn *conn, uint64_t id,
     return 0;
 }
 
-/* Out of everything that knows it, but for the shell. */
+/* Takes the page out of everything that knows it, but for the shell. */
 static void
 page_remove(struct core *core, struct page *page)
 {
@@ -179,7 +179,7 @@ page_seal(struct core *core, struct page *page)
 
 /* ---- timelines ---- */
 
-/* A key for the tree. */
+/* A key for the tree only. */
 union timeline_key {
     struct timeline timeline;
     char room[sizeof(struct timeline) + PROTO_NAME_MAX];
@@ -204,17 +204,17 @@ timeline_find(struct core *core, struct pool *pool, struct msg_str name)
     return RB_FIND(timelines, &core->timelines, key_init(&key, pool, name));
 }
 
-/* In the order of the tree a name comes before all that it is the beginning of. */
+/* In the tree's order, a name comes before all longer names that begin with it. */
 struct timeline *
 timeline_find_next(const struct core *core, struct pool *pool, struct msg_str after)
 {
     union timeline_key key;
     struct timelines *tree =
-        &((struct core *)(uintptr_t)core)->timelines; /* the macros want it */
+        &((struct core *)(uintptr_t)core)->timelines; /* the macros take no const */
     struct timeline *found;
 
     if (after.n >
-        PROTO_NAME_MAX) /* clients may ask for any: what comes after it comes after its head */
+        PROTO_NAME_MAX) /* of any name: what comes after it comes after its beginning */
         after.n = PROTO_NAME_MAX;
     found = RB_NFIND(timelines, tree, key_init(&key, pool, after));
     if (found && timeline_compare(found, &key.timeline) == 0)
@@ -265,7 +265,7 @@ timeline_free(struct core *core, struct timeline *timeline)
     persist_page(core, timeline->page);
     charge_deinit(&timeline->charge);
     timeline->pool->n_timelines--;
-    pool_touch(timeline->pool); /* it may have waited for this; who signals is there */
+    pool_touch(timeline->pool); /* a pool may have waited for this; its creator is connected */
     core->n_timelines--;
     free(timeline);
 }
@@ -285,7 +285,7 @@ page_hold(struct conn *conn, struct page *page, struct hold **ret, bool *ret_new
     return rc;
 }
 
-/* While its owner lives. If he has departed, this may have been the last that he had. */
+/* While the owner lives. If it has departed, this may have been all that it had left. */
 static void
 page_go(struct core *core, struct page *page)
 {
@@ -314,7 +314,7 @@ page_has_landed(const struct page *page)
 {
     for (size_t i = 0; i < TIMELINE_SLOTS; i++) {
         uint64_t value = timeline_submitted(&page->slots[i]);
-        if (value < page->last[i]) /* what others wait for, whatever he says now */
+        if (value < page->last[i]) /* others wait for this value, whatever the slot says now */
             value = page->last[i];
         if (page->before && value < page->before[i])
             value = page->before[i];
@@ -324,7 +324,7 @@ page_has_landed(const struct page *page)
     return true;
 }
 
-/* A write that had not come to its end is lost with its writer. */
+/* A write that was not complete is lost with its writer. */
 static bool
 page_drop_fence(struct core *core, struct page *page)
 {
@@ -385,7 +385,7 @@ page_kill(struct core *core, struct page *page)
     entry_push(core, &page->kill);
 }
 
-/* One that is given up: if every value has landed, whoever waits for it is let go. */
+/* A page that was given up: once every value has landed, all are let go who wait for it. */
 static bool
 page_end(struct core *core, struct page *page)
 {

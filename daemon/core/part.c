@@ -4,7 +4,7 @@
 #include "array.h"
 #include "state.h"
 
-/* Ids in one reply; what is left is told of at the next request. */
+/* Numbers in one reply; the others come with the next request. */
 #define TELL_MAX 4096
 
 RB_GENERATE_BY(wholes, whole, node, array->id)
@@ -28,7 +28,7 @@ part_count(const struct core *core, const struct array *array)
     return whole ? whole->n : 0;
 }
 
-/* Charged with its first part, to the same user. */
+/* A whole is charged together with its first part, to the same user. */
 static struct whole *
 whole_get(struct core *core, struct array *array)
 {
@@ -109,7 +109,7 @@ part_alloc(struct core *core, struct conn *conn, struct array *array, uint64_t o
     return TAKE_PTR(part);
 }
 
-/* Returns the array that it was a part of. */
+/* Frees the part. Returns the array that it was a part of. */
 static struct array *
 part_leave(struct core *core, struct part *part)
 {
@@ -174,7 +174,7 @@ part_undo(struct core *core, struct part *part)
     part_free(part);
 }
 
-/* ---- telling ---- */
+/* ---- answers ---- */
 
 void
 published_tell(struct core *core, struct conn *conn)

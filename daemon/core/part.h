@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parts: arrays that lie in the memory of another one, their whole, under names of their own.
+ * Parts: arrays that lie in the memory of another array, their whole, under names of their own.
  *
- * A part has no range: its block and offset are the whole's. The whole keeps its range, which it is
- * charged for, as long as it has parts, whoever closes or unlinks it; a part is charged as an array
- * of no bytes.
+ * A part has no range: its block and its offset are the whole's. The whole keeps its range, and is
+ * charged for it, as long as it has parts, whoever closes or unlinks it. A part is charged as an
+ * array of no bytes.
  *
- * Whoever published a part goes on using the rest of the whole, and may use the part's place again
- * once nobody can reach it any more (I2): no name, no lease, no departed holder, no fence. That is
- * when the array is buried, and what `parts` tells, once for each part. Until it has been told, or
- * the connection hangs up, a part that is gone is kept and charged for.
+ * The publisher of a part goes on using the rest of the whole. It may use the part's place again
+ * once nobody can reach the part any more (I2): no name, no lease, no departed holder, no fence.
+ * Then the part's array is buried, and the publisher's `parts` request is answered with its number,
+ * once. Until then, or until the publisher hangs up, a part that is gone is kept and charged for.
  */
 #pragma once
 
@@ -18,7 +18,7 @@
 
 struct array_request;
 
-struct whole {            /* an array that has parts; from its first to its last */
+struct whole {            /* an array that has parts, from the first to the last one */
     RB_ENTRY(whole) node; /* core->wholes, by the array's id */
     struct array *array;
     LIST_HEAD(, part) parts;
@@ -29,58 +29,56 @@ RB_HEAD(wholes, whole);
 
 struct part {
     uint64_t id;         /* the array's */
-    struct array *array; /* NULL: gone, to be told of */
-    struct whole *whole; /* NULL then */
+    struct array *array; /* NULL: gone, its publisher is to be answered */
+    struct whole *whole; /* NULL: gone */
     LIST_ENTRY(part) of_whole;
     uint64_t offset; /* in the whole, bytes */
     struct charge charge;
-    struct conn *conn;         /* that published it; NULL: has hung up */
+    struct conn *conn;         /* its publisher; NULL: that has hung up */
     TAILQ_ENTRY(part) of_conn; /* in one of conn->published's lists */
 };
 
-/* What one takes of the daemon's memory beside its array; a whole is paid for by each of its
- * parts. */
+/* What a part is charged of the daemon's memory beside its array. Each part pays for a whole. */
 #define PART_HOST (sizeof(struct part) + sizeof(struct whole))
 
 TAILQ_HEAD(part_list, part);
 
-struct published { /* by a connection */
+struct published { /* the parts of a connection */
     struct part_list there;
     struct part_list gone;
-    bool asked; /* a request stands: it is answered as soon as one is gone */
+    bool asked; /* a `parts` request waits: it is answered as soon as one is gone */
     uint32_t request;
 };
 
 RB_PROTOTYPE(wholes, whole, node, )
 
-/* Makes a part of what conn has leased, `offset` bytes into it, not yet named: array_publish() or
- * array_abandon() is next. The request names no pool, device or kind. -ENOMEM or REFUSED. */
+/* A new part of an array that conn has leased, from `offset` on, without a name: array_publish() or
+ * array_abandon() follows. The request names no pool, device or kind. -ENOMEM or REFUSED. */
 int part_new(struct core *core, struct conn *conn, struct array *whole, uint64_t offset,
              struct array_request *req, struct array **ret, struct refusal *r);
-/* One of an earlier core's, whose publisher is not connected to this one. -ENOMEM. */
+/* A part of an earlier core, whose publisher has not resumed. -ENOMEM. */
 int part_restore(struct core *core, struct user *user, struct array *whole, uint64_t offset,
                  struct array_request *req, struct array **ret);
-/* Its array is buried: tells who published it. Returns the whole, which is to be settled. */
+/* Its array is buried: its publisher is answered. Returns the whole, which the caller settles. */
 struct array *part_end(struct core *core, struct part *part);
-/* Its array was never published. */
+/* Frees a part whose array was never published. */
 void part_undo(struct core *core, struct part *part);
 /* How many parts an array has. */
 uint32_t part_count(const struct core *core, const struct array *array);
 
-/* conn has published it: of a part that is there, and whose publisher is not known. */
+/* conn, which resumes, has published the part. */
 void published_add(struct conn *conn, struct part *part);
-/* The same of one that has gone with the core before. -ENOMEM or REFUSED. */
+/* conn, which resumes, has published a part that is gone. -ENOMEM or REFUSED. */
 int published_add_gone(struct conn *conn, uint64_t id, struct refusal *r);
 void published_init(struct published *published);
-/* Answers a `parts` request now or later. REFUSED: one stands already. */
+/* Answers a `parts` request now or later. REFUSED: another one waits. */
 int published_ask(struct core *core, struct conn *conn, uint32_t request, struct refusal *r);
-/* Answers the request that stands, if there is something to tell. */
+/* Answers the waiting request, if a part is gone. */
 void published_tell(struct core *core, struct conn *conn);
-/* Whether that request was this one; it is not answered any more. */
+/* Cancels the waiting request, if it is this one. */
 bool published_cancel(struct conn *conn, uint32_t request);
-/* The connection has hung up: one of the parts is of no concern to it any more. false: none is
- * left. */
+/* The connection has hung up: drops one of its parts from its list. false: none is left. */
 bool published_orphan(struct published *published);
 
-/* All of them, when the core ends: the arrays' structs are freed by their pools. */
+/* Frees all when the core ends. The pools free the arrays' structs. */
 void parts_forget(struct core *core);

@@ -15,7 +15,7 @@
 
 /* ---- one record ---- */
 
-/* NULL: there is no journal, or no room. */
+/* NULL: there is no journal, or it is full. */
 static void *
 record_begin(struct core *core, enum record_type type, size_t n)
 {
@@ -29,7 +29,7 @@ record_begin(struct core *core, enum record_type type, size_t n)
     return p->payload[0] ? p->payload[0] : p->payload[1];
 }
 
-/* Returns its place in the one where marks are set: the new one, where there is one. */
+/* Returns the record's place in the journal whose marks are set: the new one, if there is one. */
 static uint64_t
 record_end(struct core *core, uint64_t mark)
 {
@@ -44,7 +44,7 @@ record_end(struct core *core, uint64_t mark)
     return place;
 }
 
-/* What comes before the name; then that, where there is one. */
+/* A fixed part, then a name, if any. */
 static void
 record(struct core *core, enum record_type type, const void *fixed, size_t n, const char *name,
        size_t n_name, size_t n_all)
@@ -274,7 +274,7 @@ persist_suspects(struct core *core)
             persist_suspect(core, i);
 }
 
-/* The keeper may have either. */
+/* The keeper may have either journal. */
 void
 persist_take(struct core *core, uint64_t token, uint64_t request)
 {
@@ -314,7 +314,7 @@ persist_floor(struct core *core, uint64_t generation)
     persist_numbers(core);
 }
 
-/* A record for so many. */
+/* One record reserves many numbers. */
 void
 persist_id(struct core *core, uint64_t id)
 {
@@ -348,7 +348,8 @@ persist_lost_gone(struct core *core, const struct lost *lost)
 
 /* ---- arrays ---- */
 
-/* The place of a part is its publisher's again when it is gone: whoever may use it keeps it. */
+/* Where a part lies is its publisher's again when the part is gone: so its array lasts as long as
+ * anybody may use it. */
 static bool
 lasts(const struct array *array)
 {

@@ -30,12 +30,12 @@ struct ticket;
 
 struct persist {
     struct journal *journal; /* NULL: nothing outlives the process */
-    struct journal *next;    /* that is being written anew (renewal.h), or NULL */
-    bool turn;               /* array->record_turn of those whose record is in `journal` */
-    size_t seen, due; /* bytes: of `journal`, and that `next` is to get soon: renewal.c */
-    uint32_t n_pools; /* that have got a number */
+    struct journal *next; /* the new journal, while it is being written (renewal.h); or NULL */
+    bool turn;            /* array->record_turn of arrays whose record is in `journal` */
+    size_t seen, due;     /* bytes: of `journal`, and that `next` is to get soon: renewal.c */
+    uint32_t n_pools;     /* that have got a number */
     uint64_t floor;
-    uint64_t ids;       /* up to which numbers may be given without a record */
+    uint64_t ids;       /* numbers below may be given without a record */
     uint64_t n_numbers; /* of connections, ever */
 
     struct { /* the record that is being written, in both */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Permission is checked here, on the whole pool, like a directory's: whoever may open one array of
- * a pool could reach all that lies in the same block.
+ * Permission is checked for the whole pool, as for a directory: whoever may open one array of a
+ * pool could reach all others in the same block.
  */
 #include "pool.h"
 
@@ -18,7 +18,7 @@ pool_compare(const struct pool *a, const struct pool *b)
     return strcmp(a->name, b->name);
 }
 
-/* Byte order, a prefix first. */
+/* In the order of bytes; a prefix comes first. */
 static int
 name_compare(const struct array *a, const struct array *b)
 {
@@ -150,7 +150,7 @@ pool_may(const struct pool *pool, const struct conn *conn, int what)
         return false;
     if (conn->user->uid == 0)
         return true;
-    if (conn->user->pool->is_none) /* it and its group may be anybody's */
+    if (conn->user->pool->is_none) /* its uid and group stand for anybody */
         bits = (int)pool->mode;
     else if (conn->user->uid == pool->uid)
         bits = (int)(pool->mode >> 6);
@@ -169,7 +169,7 @@ user_may_resume(struct core *core, uid_t uid)
     return user && !TAILQ_EMPTY(&user->formers);
 }
 
-/* The groups of who is not back are not known. */
+/* The groups of a client that has not resumed are not known. */
 bool
 pool_may_resume(struct core *core, const struct pool *pool)
 {
@@ -324,7 +324,7 @@ name_key(struct array *ret, struct msg_str name)
     memcpy(&ret->name, &text, sizeof(ret->name));
 }
 
-/* A name that no array can have: clients may ask for any. */
+/* A name that is too long for an array. Clients may ask for any. */
 static bool
 name_is_long(struct msg_str name)
 {
@@ -347,7 +347,7 @@ pool_find_before(struct pool *pool, struct msg_str name)
 {
     struct array key, *array = RB_ROOT(&pool->names), *before = NULL;
 
-    if (name_is_long(name)) /* what comes before its head does before it */
+    if (name_is_long(name)) /* what comes before its beginning comes before it */
         name.n = PROTO_NAME_MAX;
     name_key(&key, name);
     while (array) {
@@ -366,7 +366,7 @@ pool_find_next(struct pool *pool, struct msg_str after, struct msg_str prefix)
 
     if (name_is_long(prefix))
         return NULL;
-    if (name_is_long(after)) /* what comes after it comes after its head, too */
+    if (name_is_long(after)) /* what comes after it comes after its beginning, too */
         after.n = PROTO_NAME_MAX;
     name_key(&last, after);
     name_key(&first, prefix);
@@ -391,7 +391,7 @@ pool_find_nameless(struct pool *pool, struct msg_str name, uint64_t generation, 
     return RB_NFIND(nameless, &pool->nameless, &key);
 }
 
-/* The validator has seen to UTF-8; U+0080 to U+009F are control characters, too. */
+/* The validator has checked that it is UTF-8. U+0080 to U+009F are control characters, too. */
 int
 name_check(struct msg_str name, struct refusal *r)
 {

@@ -17,7 +17,7 @@ array_unlink(struct core *core, struct array *array)
     array_settle(core, array);
 }
 
-/* What is still being created has a waiter. */
+/* An array that is being created has a waiter. */
 void
 names_expire(struct core *core)
 {
@@ -30,10 +30,10 @@ names_expire(struct core *core)
             array_unlink(core, array);
 }
 
-/* All that publishing may fail for, made beforehand. */
+/* What publishing needs and may fail to get: made before anything changes. */
 struct publication {
-    struct text *name, *metadata; /* NULL: stays */
-    struct expiry *expiry;        /* NULL: none */
+    struct text *name, *metadata; /* NULL: the old one stays */
+    struct expiry *expiry;        /* NULL: no expiry */
 };
 
 static void
@@ -63,7 +63,7 @@ publication_init(struct publication *p, const struct array *array, struct user *
     return rc;
 }
 
-/* One name more for the array's user; a user at its limit may publish in place of what is its
+/* The array's user needs one name more. At its limit it may still publish in place of a name of its
  * own. */
 static int
 publication_charge(const struct array *array, const struct array *old, struct refusal *r)
@@ -73,13 +73,13 @@ publication_charge(const struct array *array, const struct array *old, struct re
     if (array->named)
         return 0;
     if (old && old->charge.user == user) {
-        user_charge_anyway(user, RES_NAMES, 1); /* the commit takes one off */
+        user_charge_anyway(user, RES_NAMES, 1); /* the commit uncharges one */
         return 0;
     }
     return user_charge(user, RES_NAMES, 1, r);
 }
 
-/* Gives up the name that the array has, or has had; its charge is the new one's. */
+/* Drops the array's present or last name, whose charge the new name takes over. */
 static void
 publication_rename(struct core *core, struct publication *p, struct array *array)
 {
@@ -92,7 +92,7 @@ publication_rename(struct core *core, struct publication *p, struct array *array
     array_set_name(array, TAKE_PTR(p->name));
 }
 
-/* A set's names may have been other arrays'. */
+/* Names of the set may have been other arrays'. */
 static uint64_t
 next_generation(const struct array *array, const struct array *old)
 {

@@ -7,8 +7,8 @@
 #include "device.h"
 #include "state.h"
 
-/* Entries that a uid can hold back on a device: they are charged to nobody. Beyond it the oldest
- * go. */
+/* Entries of a uid that may be deferred on a device: nobody is charged for them. Beyond that, the
+ * oldest are freed. */
 #define HELD_MAX 512
 
 static struct device *
@@ -25,7 +25,7 @@ array_of(struct dealloc_entry *entry)
     return container_of(entry, struct array, entry);
 }
 
-/* What the pool and the device count of an array in the queue. */
+/* Counts the array in its pool and device while it is in the queue. */
 static void
 count_pending(struct core *core, const struct array *array, bool there)
 {
@@ -42,7 +42,7 @@ count_pending(struct core *core, const struct array *array, bool there)
     device_of(core, array)->pending += bytes;
 }
 
-/* The array has left the queue: ends everything but its range. */
+/* The array has left the queue: ends all of it but its range. */
 static struct range *
 unqueue(struct core *core, struct array *array)
 {
@@ -119,7 +119,8 @@ reclaim_add(struct core *core, struct array *array)
                           array, of_zone);
     if (dealloc_add(&device->queue, owner, &array->entry, bytes, core->now_ns))
         reclaim_queue(core, (uint32_t)(device - core->devices), NULL);
-    while (owner->deferred && owner->n > HELD_MAX) /* not the array's: it may be gone */
+    /* the queue's owner: the array may be gone */
+    while (owner->deferred && owner->n > HELD_MAX)
         reclaim_free(core, array_of(TAILQ_FIRST(&owner->entries)));
 }
 

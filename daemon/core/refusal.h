@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A refusal on its way to the client: the function that decides fills it, the dispatcher sends it.
- * Functions that fill one return REFUSED.
+ * A refusal on its way to the client. The function that decides fills it and returns REFUSED; the
+ * dispatcher sends it.
  */
 #pragma once
 
@@ -18,17 +18,17 @@
 struct refusal {
     enum proto_error code;
     int32_t cuda;
-    uint64_t left;                 /* NOT_READY: what is not back, in millionths; or 0 */
-    uint8_t limit;                 /* that was reached, see refuse_limit(); 0: none */
-    char pool[PROTO_POOL_MAX + 1]; /* whose quota it is; "": no pool's */
+    uint64_t left; /* NOT_READY: how much is not restored, in millionths; or 0 */
+    uint8_t limit; /* the limit that was reached, by refuse_limit(); 0: none */
+    char pool[PROTO_POOL_MAX + 1]; /* the pool whose quota was reached; "" */
     char text[512];
 };
 
 void refusal_fill(struct refusal *r, enum proto_error code, const char *fmt, ...) PRINTF(3, 4);
 
-/* A macro, so that the compiler sees that it is never 0. */
+/* A macro, so that the compiler knows that it is never 0. */
 #define refuse(...) (refusal_fill(__VA_ARGS__), REFUSED)
-/* Of what has a limit: enum count says which. */
+/* By a limit: the enum count says which. */
 #define refuse_limit(limit_, r, ...) \
     (refusal_fill(r, __VA_ARGS__), (r)->limit = (uint8_t)(limit_), REFUSED)
 
@@ -37,5 +37,5 @@ void refusal_fill(struct refusal *r, enum proto_error code, const char *fmt, ...
 const char *size_text(char buf[static SIZE_TEXT_MAX], uint64_t bytes);
 #define SIZE_TEXT(bytes) size_text((char[SIZE_TEXT_MAX]){0}, bytes)
 
-/* The %.*s of a string from a packet: its length, cut so that a message stays readable. */
+/* Arguments for %.*s: a string from a packet, cut so that a message stays readable. */
 #define STR_FMT(s) (int)((s).n < 256 ? (s).n : 256), (s).p ? (s).p : ""

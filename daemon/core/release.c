@@ -18,7 +18,7 @@ is_over(const struct core *core, const struct device *device, uint64_t until)
            (!next || next->doom > until);
 }
 
-/* Everyone waits for what was doomed when he came, not for what others doom meanwhile. */
+/* A waiter waits for blocks that were doomed when it came, not for what others doom later. */
 static bool
 serve_one(struct core *core, struct device *device)
 {
@@ -47,7 +47,7 @@ release_next(struct core *core, struct device *device)
         return;
     device->releasing = block;
     block_release(core, block);
-    block_zone(core, block)->n_doomed++; /* until it is gone */
+    block_zone(core, block)->n_doomed++; /* counted until it is gone */
 }
 
 bool
@@ -56,7 +56,7 @@ release_run(struct core *core)
     bool again = true;
 
     for (uint32_t n = 0; n < core->pieces && again; n++) {
-        again = false; /* who is served on one device may doom blocks of another one */
+        again = false; /* waiters of one device may doom blocks of another one */
         for (size_t i = 0; i < core->config.n_devices; i++) {
             release_next(core, &core->devices[i]);
             again |= serve_one(core, &core->devices[i]);
@@ -65,8 +65,8 @@ release_run(struct core *core)
     return again;
 }
 
-/* The block is written off: its memory may be there or not, but its handle is not tried again. The
- * rest of the round is called off. */
+/* The block is written off: whether its memory is there is unknown, and its handle is not tried
+ * again. The rest of the round is called off. */
 static void
 release_failed(struct core *core, struct device *device, const struct block *block, int cuda,
                const char *text)

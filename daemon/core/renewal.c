@@ -7,12 +7,13 @@
 #include "set.h"
 #include "state.h"
 
-#define SOME   4  /* objects for each piece of an event: that many at least, */
-#define MOST   32 /* and at most, */
-#define FACTOR 4  /* until they are so many times what the event has added to both journals */
-#define SLACK  ((size_t)256 << 10) /* bytes that a journal may take beside what it is charged */
+#define SOME   4  /* objects in one piece of work: at least, */
+#define MOST   32 /* at most, */
+#define FACTOR 4  /* and bytes: so many times what the event has added to both journals */
+#define SLACK \
+    ((size_t)256 << 10) /* bytes that a journal may take beyond what is charged for it */
 
-/* What is recorded goes into the new journal alone, until it is told to go on. */
+/* Records go into the new journal alone, until the end of this piece. */
 static struct journal *
 turn_to_next(struct persist *p)
 {
@@ -31,7 +32,7 @@ turn_back(struct persist *p, struct journal *journal)
 
 /* ---- one of each ---- */
 
-/* The first one from that number on, here or departed. */
+/* The first connection from that number on, connected or departed. */
 static struct conn *
 next_conn(struct core *core, uint64_t id)
 {
@@ -54,7 +55,8 @@ conn_anew(struct core *core)
     return true;
 }
 
-/* The next one of a connection, which may have another number by now: its come again then. */
+/* The connection's next one. A connection that got another number meanwhile comes again under
+ * that. */
 static bool
 hold_anew(struct core *core)
 {
@@ -111,8 +113,8 @@ ticket_anew(struct core *core)
     return true;
 }
 
-/* The next member of the first set that the new journal has not got yet: those lie before the
- * others. */
+/* The next member of the first set that is not in the new journal: such sets are first in the
+ * list. */
 static bool
 member_anew(struct core *core)
 {
@@ -199,7 +201,7 @@ enter_pool(struct renewal *at, const struct pool *pool)
     memcpy(at->pool, pool->name, sizeof(at->pool));
 }
 
-/* What is of a pool; a pool that has gone is passed over. */
+/* What belongs to a pool. A pool that has gone is skipped. */
 static bool
 any_anew(struct core *core)
 {
@@ -232,18 +234,18 @@ one_anew(struct core *core)
         *at = (struct renewal){.stage = at->stage + 1};
 }
 
-/* Bytes that events have added since the last time are due so many times. */
+/* Bytes to write: FACTOR times those that events have added since the last time. */
 static void
 count_due(struct persist *p)
 {
-    if (!p->journal) /* `next` is the first one */
+    if (!p->journal) /* `next` is the first journal */
         return;
     p->due += FACTOR * (p->journal->at - p->seen);
     p->seen = p->journal->at;
 }
 
-/* What is recorded meanwhile is in both journals: that is a part of what there is to be renewed, at
- * whatever rate it comes. */
+/* What is recorded meanwhile goes into both journals. It counts as renewed, so that the renewal
+ * ends however much is recorded. */
 void
 renewal_run(struct core *core)
 {
@@ -298,8 +300,8 @@ core_renew_journal(struct core *core, struct journal *next)
     turn_back(p, journal);
 }
 
-/* Of what is charged, half is no less than all records that count take (records.h): the rest is of
- * those that do not. */
+/* Half of what is charged is no less than all records that are charged for take (records.h). SLACK
+ * is for the others. */
 bool
 core_journal_is_large(const struct core *core)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A journal that has grown is written anew, some of it in each event: what changes meanwhile goes
- * into both (persist.h), and what the new one has got of an object last is right, in whatever
- * order.
+ * A journal that has grown is written anew, some of it in each event. What changes meanwhile goes
+ * into both journals (persist.h). The last record of an object is the valid one, so their order
+ * does not matter.
  */
 #pragma once
 
@@ -27,15 +27,16 @@ enum renewal_stage {
     RENEWAL_ALL,
 };
 
-struct renewal { /* how far the new one is: after this one, of this stage */
+struct renewal { /* where the renewal is: after this object of this stage */
     enum renewal_stage stage;
     uint8_t n_name;
-    char pool[PROTO_POOL_MAX + 1], name[PROTO_NAME_MAX]; /* or a member's key, a secret */
-    uint64_t id, generation; /* id: the connection's, the array's, ... or the set's */
+    /* or the key of a member, or a ticket's secret */
+    char pool[PROTO_POOL_MAX + 1], name[PROTO_NAME_MAX];
+    uint64_t id, generation; /* id: of the connection, the array, the set, ... */
     uint64_t hold;           /* of that connection */
 };
 
 /* Some of what a new journal is to get. */
 void renewal_run(struct core *core);
-/* It has not got all. */
+/* Whether the new journal has not got everything. */
 bool renewal_is_behind(const struct core *core);

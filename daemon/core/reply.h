@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Answers, and how much of one fits into a packet.
+ * Answers, and how much fits into one packet.
  */
 #pragma once
 
@@ -13,32 +13,32 @@ void send_result(struct core *core, struct conn *conn, uint32_t request, enum ms
                  const void *result, const int *fds, size_t n_fds);
 void send_refusal(struct core *core, struct conn *conn, uint32_t request,
                   enum msg_method method, const struct refusal *r);
-/* Ends a connection: cannot fail. reason is static. */
+/* Closes a connection; cannot fail. reason is static. */
 void conn_end(struct core *core, struct conn *conn, const char *reason);
 
 /*
- * How much room a reply has left. Replies that are lists take records until the next one might
- * not fit. What a record takes is its msg_*_size(), which sees to PROTO_ITEMS_MAX as well.
+ * The room that a reply has left. A reply that is a list takes records until the next one might not
+ * fit. A record takes msg_*_size(), which also counts for PROTO_ITEMS_MAX.
  */
 struct room {
     size_t bytes, fds;
     size_t taken,
-        share; /* bytes; nothing more is taken once it is its share (core_set_reply_max()) */
+        share; /* bytes; when it has its share (core_set_reply_max()), nothing more is taken */
 };
 
-/* Of an empty reply. */
+/* The room of an empty reply. */
 struct room room_init(const struct core *core);
 bool room_take(struct room *room, size_t bytes, size_t fds);
 
-/* A page of a list: as many records as there is room for; who wants the others asks again. */
-#define PAGE_MAX 512 /* records in one, mostly */
+/* A page of a list: as many records as there is room for. The client asks again for the others. */
+#define PAGE_MAX 512 /* records in most pages */
 
 struct pager {
     struct room room;
-    void *records; /* of `size` bytes each: the caller's */
+    void *records; /* the caller's array, of elements of `size` bytes */
     size_t size;
     uint32_t n, max;
-    bool more; /* than there is room for */
+    bool more; /* there are more records than there is room for */
 };
 
 #define PAGER(core, v, n_max)                                                         \
@@ -46,9 +46,9 @@ struct pager {
         .room = room_init(core), .records = (v), .size = sizeof(*(v)), .max = (n_max) \
     }
 
-/* Adds a record that takes so many bytes of a reply; false: the page is full. */
+/* Adds a record that takes so many bytes of a reply. false: the page is full. */
 bool pager_add(struct pager *pager, const void *record, size_t bytes);
-/* Sends it as the list that the method's result is. */
+/* Sends the page as the result of the method. */
 #define SEND_PAGE(core, conn, id, NAME, result, list, pager)    \
     send_result(core, conn, id, MSG_##NAME,                     \
                 &(struct msg_##result){.list = (pager).records, \

@@ -9,7 +9,8 @@
 #include "monitor.h"
 #include "suspect.h"
 
-/* All devices as records, with the lists that those refer to; to be freed, NULL: out of memory. */
+/* Records of all devices, with the lists that these refer to. The caller frees them. NULL: out of
+ * memory. */
 struct device_records {
     struct msg_str (*kinds)[N_KINDS];
     struct msg_device devices[];
@@ -55,8 +56,8 @@ device_records(const struct core *core)
     return records;
 }
 
-/* Its client comes back after a restart, and by that token has come back from one: then *conn is
- * the connection that it had. */
+/* The client will resume after a restart. If its token shows that it is resuming, *conn becomes the
+ * connection that it had. */
 static int
 hello_resume(struct core *core, struct conn **conn, const struct msg_hello_params *p,
              struct refusal *r)
@@ -139,7 +140,7 @@ HANDLER(on_ping)
     return 0;
 }
 
-/* What the devices have between them. */
+/* Which devices can reach each other's memory. */
 static void
 status_add_devices(const struct core *core, struct msg_status *result)
 {
@@ -203,7 +204,7 @@ static int (*const handlers[MSG_N_METHODS])(struct core *, struct conn *, uint32
 #include "messages.def"
 };
 
-/* Why a packet ends its connection, or NULL. */
+/* The reason to close the connection for this packet, or NULL. */
 static const char *
 violation(const struct conn *conn, const struct msg *m)
 {
@@ -219,7 +220,7 @@ violation(const struct conn *conn, const struct msg *m)
     return NULL;
 }
 
-/* A client that has come back does nothing before it has told what it has. */
+/* A resuming client says what it has before anything else. */
 static bool
 is_early(const struct conn *conn, enum msg_method method, const union params *params)
 {
@@ -253,7 +254,7 @@ dispatch(struct core *core, struct conn *conn, struct msg *m, struct refusal *r)
     return handlers[m->method](core, conn, m->id, &params, r);
 }
 
-/* What a client asks for again, when the daemon has died meanwhile, is in hand. */
+/* A request that the client would repeat after a restart is noted as in hand. */
 static int
 handle(struct core *core, struct conn *conn, struct msg *m, struct refusal *r)
 {
@@ -286,8 +287,8 @@ request_handle(struct core *core, struct conn *conn, const void *packet, size_t 
         send_refusal(core, conn, m.id, m.method, &r);
     if (rc >= 0 && m.type == MSG_NOTIFY)
         metrics_count_outcome(conn->user, m.method, rc == REFUSED ? &r : NULL);
-    /* Without an answer to refuse by, bad parameters end the connection; what is unknown is a
-     * newer client's, and is let pass. */
+    /* Notifications have no answer: bad parameters close the connection. An unknown notification is
+     * a newer client's, and ignored. */
     if (rc == REFUSED && m.type == MSG_NOTIFY && m.method != MSG_UNKNOWN)
         conn_end(core, conn, "bad parameters in a notification");
     if (rc == REFUSED && m.method == MSG_HELLO)

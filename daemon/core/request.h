@@ -24,13 +24,13 @@ union params {
 #include "messages.def"
 };
 
-/* request_memory.c: the figures that a memory_info asked for. */
+/* request_memory.c: answers a memory_info with these figures. */
 void reply_memory(struct core *core, struct conn *conn, const struct job *job,
                   const struct core_memory_result *results, size_t n);
 struct msg_pool pool_record(const struct core *core, struct pool *pool);
 struct msg_user user_record(const struct user *user);
 
-/* request_monitor.c: the pool that params name, by themselves or by a lease; or not set. */
+/* request_monitor.c: the pool that params name, directly or by a lease; or not set. */
 struct msg_str request_pool(struct conn *conn, enum msg_method method, const void *params);
 
 /* request_name.c: the array under a name that conn may do `what` to (MAY_READ, MAY_WRITE); the same
@@ -38,7 +38,7 @@ struct msg_str request_pool(struct conn *conn, enum msg_method method, const voi
 int name_find(struct core *core, struct conn *conn, const struct msg_name_params *p, int what,
               struct named *ret, struct refusal *r);
 
-/* request_wait.c: refuses who has something that is not back yet, and has waited for it. */
+/* request_wait.c: refuses a HELLO that has waited too long for something to be restored. */
 int hello_check(struct core *core, const struct conn *conn, struct refusal *r);
 
 /* request.c */

@@ -51,7 +51,7 @@ create_memory(const struct core *core, const struct msg_create_params *p,
     return 0;
 }
 
-/* All users of the device pay for the daemon's context there: so its administrator decides. */
+/* All users of a device pay for the daemon's context there, so a pool's administrator decides. */
 static int
 check_legacy(const struct array_request *req, struct refusal *r)
 {
@@ -85,7 +85,7 @@ create_check(struct core *core, struct conn *conn, const struct msg_create_param
     return 0;
 }
 
-/* Its name's time begins now, whenever its memory is there. */
+/* The name's time to live begins now, whenever its memory comes. */
 static int
 create_expiry(struct core *core, struct conn *conn, struct array *array, uint64_t ttl_ns,
               struct refusal *r)
@@ -100,7 +100,7 @@ create_expiry(struct core *core, struct conn *conn, struct array *array, uint64_
     return rc;
 }
 
-/* Gives the new array its memory, now or later, or gives it up. */
+/* Gives the new array its memory, now or later; or abandons it. */
 static int
 create_place(struct core *core, struct conn *conn, uint32_t id, struct array *array,
              const struct array_request *req, struct refusal *r)
@@ -121,7 +121,7 @@ create_place(struct core *core, struct conn *conn, uint32_t id, struct array *ar
     return rc;
 }
 
-/* An earlier core has made it, by the same request. */
+/* The earlier core has made the array, by the same request. */
 static int
 create_again(struct core *core, struct conn *conn, uint32_t id, const struct array_request *req,
              uint64_t generation, struct refusal *r)
@@ -170,12 +170,13 @@ HANDLER(on_create)
 
 struct opening {
     const struct msg_open_params *params;
-    struct pool *pool;       /* NULL: none that the caller may read */
-    const struct array *set; /* the names are its keys; NULL: those of the pool */
+    struct pool *pool; /* NULL: none that the caller may read */
+    /* the set whose keys the names are; NULL: they are names of the pool */
+    const struct array *set;
     bool readonly;
 };
 
-/* One that has lost that name, and that a living connection holds. */
+/* An array that has lost that name, and that a connected client has leased. */
 static struct array *
 find_held(struct pool *pool, struct msg_str name, uint64_t generation)
 {
@@ -187,8 +188,8 @@ find_held(struct pool *pool, struct msg_str name, uint64_t generation)
                : NULL;
 }
 
-/* One that has lost its name is still to be had while a living connection holds it; so is a member
- * of a set that has, while there is a set in its place. */
+/* An array that has lost its name can be opened while a connected client has it leased. So can a
+ * member of a set that has lost its name, while another set has the name. */
 static int
 open_find_generation(struct pool *pool, const struct named *current, struct msg_str name,
                      uint64_t generation, struct named *ret, struct refusal *r)
@@ -239,7 +240,7 @@ open_find(const struct opening *o, struct msg_str name, struct named *ret, struc
     return 0;
 }
 
-/* What a lease on the set allows, and the pool. */
+/* The mode that the lease on the set allows, and the pool. */
 static int
 open_set(struct conn *conn, struct opening *o, struct refusal *r)
 {
@@ -342,7 +343,7 @@ HANDLER(on_open_companion)
 
 /* ---- close ---- */
 
-/* A block that is not held is none of the client's any more: it was released meanwhile. */
+/* The client has no hold on the block any more: the block was released meanwhile. */
 static int
 forget(struct core *core, struct conn *conn, uint64_t block, struct refusal *r)
 {

@@ -13,8 +13,7 @@ HANDLER(on_page)
     return page_new(core, conn, id, r);
 }
 
-/* A page that is neither its own nor held is none of the client's any more: it has gone
- * meanwhile. */
+/* The client has the page no more: it has gone meanwhile. */
 HANDLER(on_drop_pages)
 {
     const struct msg_pages_params *p = params;
@@ -52,7 +51,7 @@ HANDLER(on_begin)
                      : bracket_new(core, conn, id, &req, r);
 }
 
-/* A bracket that the client may end, and has not. */
+/* An open bracket that the client has not ended. */
 static int
 bracket_find_open(struct conn *conn, uint64_t id, struct bracket **ret, struct refusal *r)
 {
@@ -72,8 +71,8 @@ HANDLER(on_fences)
 
     if (bracket_find_open(conn, p->bracket, &bracket, r))
         return REFUSED;
-    /* One that was whole when the bracket began, and whose writer has died since: his fence went
-     * with his page, so that the client would not come upon it. */
+    /* An array of the bracket was whole when the bracket began, and its writer has died since. The
+     * writer's fence went with his page, so that the client cannot see it. */
     array = bracket_find_abandoned(bracket);
     if (array)
         return refuse(r, PROTO_ERR_ABANDONED, "array \"%s\": its writer died",
@@ -81,7 +80,7 @@ HANDLER(on_fences)
     return fences_reply(core, bracket, id, MSG_FENCES, p->page, p->slot, r);
 }
 
-/* The fence of an end: of what the client has submitted already, and no slot runs backwards. */
+/* Checks the fence of an END: submitted already, and no slot goes backwards. */
 static int
 end_page(struct core *core, struct conn *conn, const struct msg_end_params *p,
          struct page **ret, struct refusal *r)
@@ -112,7 +111,7 @@ HANDLER(on_end)
     if (p->value && end_page(core, conn, p, &page, r))
         return REFUSED;
     if (page) {
-        page_seal(core, page); /* who has submitted in it has mapped it */
+        page_seal(core, page); /* whoever submitted in the page has mapped it */
         page->last[p->slot] = p->value;
     }
     bracket_end(core, bracket, page, (uint32_t)p->slot, p->value, p->undone, p->abandon);

@@ -8,12 +8,12 @@
 #include "set.h"
 #include "ticket.h"
 
-#define HOLDERS_MAX     2048 /* in one show */
-#define UNNAMED_MAX     128  /* in one page */
-#define UNNAMED_HOLDERS 16   /* of each */
-#define RANGES_MAX      2048 /* of a block that are told one by one */
+#define HOLDERS_MAX     2048 /* holders in one show */
+#define UNNAMED_MAX     128  /* arrays in one page */
+#define UNNAMED_HOLDERS 16   /* holders of each */
+#define RANGES_MAX      2048 /* ranges of a block that are listed one by one */
 
-/* Whether its contents are not whole: the last writer is dead, noticed or not. */
+/* Whether its contents are not whole: the last writer has died, whether or not that was noticed. */
 static bool
 is_abandoned(const struct array *array)
 {
@@ -50,7 +50,7 @@ entry_record(const struct core *core, const struct array *array)
     };
 }
 
-/* Of what a set has under that name. */
+/* The record of a set's member, under that name. */
 static struct msg_entry
 member_record(const struct core *core, const struct array *set, const struct array *array,
               struct msg_str name)
@@ -67,7 +67,7 @@ member_record(const struct core *core, const struct array *set, const struct arr
 
 struct list_page {
     struct pager pager;
-    char (*names)[PROTO_NAME_MAX]; /* of members, one for each record and one more */
+    char (*names)[PROTO_NAME_MAX]; /* full names of members, one for each record and one more */
 };
 
 static bool
@@ -85,14 +85,14 @@ is_before(struct msg_str a, struct msg_str b)
     return c ? c < 0 : a.n < b.n;
 }
 
-/* What of a name is a key of the set; one before it is none. */
+/* The part of a name that is a key of the set; none if the name comes before the set's. */
 static struct msg_str
 key_part(const struct array *set, struct msg_str name)
 {
     return has_prefix(name, array_name(set)) ? set_key(set, name) : (struct msg_str){0};
 }
 
-/* The set's keys after one; `under`: as names that begin with the set's. false: the page is
+/* Lists the set's keys after that one; `under`: with the set's name before them. false: the page is
  * full. */
 static bool
 list_members(const struct core *core, struct list_page *page, const struct array *set,
@@ -114,7 +114,7 @@ list_members(const struct core *core, struct list_page *page, const struct array
     return true;
 }
 
-/* The set in whose names the list goes on, or NULL. */
+/* The set whose members the list goes on with, or NULL. */
 static const struct array *
 list_start(struct pool *pool, struct msg_str after, struct msg_str prefix)
 {
@@ -128,8 +128,8 @@ list_start(struct pool *pool, struct msg_str after, struct msg_str prefix)
                : NULL;
 }
 
-/* Those with a prefix lie together, so that a request never looks at more names than it lists,
- * but for a few that are being created (I6). */
+/* Names with a prefix lie together, so that a request looks at no more names than it lists, but for
+ * a few that are being created (I6). */
 static void
 list_pool(const struct core *core, struct pager *pager, struct pool *pool, const void *params,
           bool resumed)
@@ -210,7 +210,7 @@ holder_record(const struct lease *lease)
     return record;
 }
 
-/* As many as there is room for. */
+/* Fills in as many as there is room for. */
 static uint32_t
 fill_holders(const struct array *array, struct room *room, struct msg_holder *holders,
              uint32_t max)
@@ -251,7 +251,7 @@ show_record(const struct array *array, const struct msg_entry *entry)
     return result;
 }
 
-/* What a show takes without its holders, at most: a number has 9 bytes, a key up to 16. */
+/* The most that a show takes without its holders: a number has 9 bytes, a key up to 16. */
 static size_t
 show_bytes(const struct msg_details *result)
 {
@@ -272,7 +272,7 @@ HANDLER(on_show)
         return -ENOMEM;
     if (name_find(core, conn, p, MAY_READ, &named, r))
         return REFUSED;
-    room.share = room.bytes; /* there is no asking again for more */
+    room.share = room.bytes; /* the client cannot ask for more */
     entry = named.set ? member_record(core, named.set, named.array, p->name)
                       : entry_record(core, named.array);
     result = show_record(named.array, &entry);
@@ -331,7 +331,7 @@ unnamed_pool(const struct core *core, struct pager *pager, struct pool *pool,
     }
 }
 
-/* A page of unnamed or of ranges. */
+/* A page of `unnamed` or of `ranges`. */
 static int
 send_unnamed(struct core *core, struct conn *conn, uint32_t id,
              const struct msg_unnamed_params *p,
@@ -374,7 +374,7 @@ range_state(const struct range *range)
     return !kept && (array->lingering || array->n_departed) ? "dead" : "array";
 }
 
-/* array NULL: it is none, or one that is not to be seen. */
+/* array NULL: there is none, or none that the client may see. */
 static struct msg_details
 range_record(const struct core *core, const struct block *block, const struct array *array,
              struct unnamed_storage *s)
@@ -387,7 +387,7 @@ range_record(const struct core *core, const struct block *block, const struct ar
                                       .device = MSG_STR(core->devices[block->device].info.uuid),
                                       .typestr = MSG_STR(""),
                                       .memory = MSG_STR(core_kind_name(block->kind))};
-    } else if (array->pending) { /* less of it is left: array.h */
+    } else if (array->pending) { /* it has no leases and no name any more: array.h */
         s->entry = entry_record(core, array);
         s->entry.generation = 0;
         record.held = array->entry.owner->deferred > 0;
@@ -399,7 +399,7 @@ range_record(const struct core *core, const struct block *block, const struct ar
     return record;
 }
 
-/* What of a block lies behind an offset, in which a range may have grown since. */
+/* Lists what lies behind an offset in the block. A range may have grown since the last page. */
 static void
 ranges_block(const struct core *core, struct pager *pager, const struct block *block,
              uint64_t offset)

@@ -32,8 +32,8 @@ HANDLER(on_memory_info)
     return 0;
 }
 
-/* What a create of the kind "device" may get without the driver: free ranges and those in the
- * queue, and own blocks that nobody uses. */
+/* What a create of kind "device" may get without the driver: free ranges, ranges in the queue, and
+ * spare blocks. */
 static uint64_t
 available(const struct core *core, struct pool *pool, uint32_t device)
 {
@@ -217,7 +217,7 @@ user_record(const struct user *user)
     };
 }
 
-/* All of them for administrators; for others, themselves. */
+/* All users for administrators; for other users, themselves. */
 HANDLER(on_users)
 {
     const struct msg_users_params *p = params;

@@ -31,7 +31,7 @@ name_find(struct core *core, struct conn *conn, const struct msg_name_params *p,
     return 0;
 }
 
-/* An array that is to lose that name: a set's names change together. */
+/* The array that is to lose that name. Names of a set change only together. */
 static int
 name_find_own(struct core *core, struct conn *conn, const struct msg_name_params *p,
               struct array **ret, struct refusal *r)
@@ -47,7 +47,7 @@ name_find_own(struct core *core, struct conn *conn, const struct msg_name_params
     return 0;
 }
 
-/* Of a pool that may be written. */
+/* A lost name of a pool that conn may write. */
 static struct lost *
 find_lost(struct core *core, const struct conn *conn, const struct msg_name_params *p)
 {
@@ -74,7 +74,8 @@ HANDLER(on_unlink)
     return 0;
 }
 
-/* No claim that its contents are whole, as publish makes it: an abandoned one stays that. */
+/* Unlike publish, this does not say that the contents are whole: an abandoned array stays
+ * abandoned. */
 HANDLER(on_rename)
 {
     const struct msg_rename_params *p = params;

@@ -10,7 +10,7 @@
 #include "settle.h"
 #include "ticket.h"
 
-/* The memory stays charged to who created the whole, so nobody else may make more of it last. */
+/* The memory stays charged to the creator of the whole, so nobody else may publish parts of it. */
 static int
 whole_check(struct conn *conn, const struct lease *lease, struct refusal *r)
 {

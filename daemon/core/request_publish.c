@@ -15,7 +15,7 @@ check_whole(struct array *array, struct refusal *r)
                : 0;
 }
 
-/* Whoever created the array pays for what it keeps. */
+/* The array's creator pays for what the array keeps. */
 static int
 companion_check(const struct array *array, const struct lease *lease, struct refusal *r)
 {
@@ -27,7 +27,7 @@ companion_check(const struct array *array, const struct lease *lease, struct ref
         return refuse(r, PROTO_ERR_INVALID, "a companion is of the same pool and creator");
     if (lease->readonly || companion == array || companion->named || companion->is_part ||
         companion->is_set || companion->companion ||
-        array->companion) /* so there is no circle of who keeps whom */
+        array->companion) /* so that no circle of companions can arise */
         return refuse(
             r, PROTO_ERR_INVALID,
             "a companion is leased \"rw\", has no name, is no part or set, and goes with one "
@@ -72,7 +72,8 @@ HANDLER(on_publish)
     if (rc)
         return rc;
     done_note(core, conn, id, MSG_PUBLISH, array->generation, 0);
-    send_result(core, conn, id, MSG_PUBLISH, /* the caller's lease keeps the array */
+    /* the array is not freed: the caller has a lease */
+    send_result(core, conn, id, MSG_PUBLISH,
                 &(struct msg_publish_result){.generation = array->generation}, NULL, 0);
     return 0;
 }
@@ -122,7 +123,7 @@ stage_one(struct conn *conn, struct array *array, struct msg_str key, uint64_t i
     return set_add(array, key, lease->array, ret, r);
 }
 
-/* All or none. */
+/* All are published, or none. */
 static int
 stage_all(struct conn *conn, struct array *array, const struct msg_stage_params *p,
           struct member **members, struct refusal *r)
@@ -179,7 +180,7 @@ cancel_watch(struct core *core, struct watch *watch)
     watch_free(core, watch);
 }
 
-/* What has been answered is unknown here: its answer is on the way. */
+/* A request that has been answered is unknown here: the answer is on its way. */
 HANDLER(on_cancel)
 {
     const struct msg_cancel_params *p = params;

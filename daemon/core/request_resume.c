@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client that has come back tells what it has: resume.
+ * RESUME: the client of a former connection says what it has.
  */
 #include "former.h"
 #include "request.h"

@@ -26,8 +26,8 @@ HANDLER(on_send)
     return 0;
 }
 
-/* What `open` needs, and no more than the sender had. To who may not know of the array, the ticket
- * is none. */
+/* Checks as `open` does, and that the mode is no more than the sender had. For a user who may not
+ * know of the array, the ticket does not exist. */
 static int
 take_check(struct core *core, struct conn *conn, const struct msg_take_params *p,
            struct ticket **ret, struct refusal *r)
@@ -55,7 +55,7 @@ take_check(struct core *core, struct conn *conn, const struct msg_take_params *p
     return 0;
 }
 
-/* Asked again, it is as it was. */
+/* The client repeats a TAKE: the answer is the same. */
 static void
 take_end(struct core *core, struct conn *conn, uint32_t id, struct ticket *ticket)
 {
@@ -74,7 +74,7 @@ HANDLER(on_take)
     _cleanup_(grant_deinit) struct grant grant = {0};
     struct ticket *ticket;
     struct array *array;
-    bool in_place; /* of the ticket, whose lease its user is charged for */
+    bool in_place; /* the new lease takes over the charge of the ticket's */
     int rc = take_check(core, conn, p, &ticket, r);
 
     if (rc == 0)
@@ -85,14 +85,14 @@ HANDLER(on_take)
     in_place = !p->keep && ticket->lease.charge.user == conn->user;
     grant.pool = array->pool;
     grant.named = true;
-    if (in_place) /* else a user at his limit could not end his own */
+    if (in_place) /* else a user at its limit could not take its own tickets */
         charge_deinit(&ticket->lease.charge);
     rc = grant_add(core, conn, &grant, array, msg_str_eq(p->mode, "r"), r);
     if (rc && in_place)
         charge_init(&ticket->lease.charge, conn->user, RES_LEASES, 1, TICKET_HOST, NULL);
     if (rc)
         return rc;
-    assert(grant.n_arrays == 1); /* one has room, however long what it says */
+    assert(grant.n_arrays == 1); /* one array has room, however long its record */
     if (!p->keep)
         take_end(core, conn, id, ticket);
     grant_send(core, conn, id, MSG_TAKE, &grant);
@@ -103,7 +103,7 @@ HANDLER(on_take)
 
 #define LOOKED_AT_MAX 256 /* by one withdraw */
 
-/* After that one of that uid: the next one of conn's user or, for an administrator, of all. */
+/* The ticket after that one of that uid: of conn's user or, for an administrator, of all. */
 static struct ticket *
 next_ticket(struct core *core, const struct conn *conn, uint64_t uid, uint64_t after)
 {

@@ -69,7 +69,7 @@ HANDLER(on_open_timeline)
 
 /* ---- list ---- */
 
-/* What the slot says, which is its owner's word. */
+/* What the slot says is its owner's word. */
 static struct msg_timeline_entry
 timeline_record(const struct timeline *timeline)
 {

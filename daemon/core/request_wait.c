@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which requests wait, while not all is back after a restart.
+ * Which requests wait while not all is restored.
  */
 #include "array.h"
 #include "request.h"
 #include "restore.h"
 #include "units.h"
 
-#define HELLO_WAIT_NS UINT64_C(4000000000) /* a client waits for an answer for 5 s */
-#define HOST_ROOM     (UINT64_C(4) << 20)  /* more than a request is charged, bytes */
+#define HELLO_WAIT_NS UINT64_C(4000000000) /* a client waits 5 s for an answer */
+#define HOST_ROOM     (UINT64_C(4) << 20)  /* more than any request is charged, bytes */
 #define FDS_ROOM      64
 
-/* What tells of all pools, or changes something in all. */
+/* Requests about all pools. */
 static const bool needs_all[MSG_N_METHODS] = {
     [MSG_STATUS] = true,  [MSG_MEMORY_INFO] = true, [MSG_POOLS] = true,
     [MSG_FLUSH] = true,   [MSG_USERS] = true,       [MSG_DRAIN] = true,
     [MSG_METRICS] = true, [MSG_TICKETS] = true,     [MSG_WITHDRAW] = true,
 };
 
-/* What there is for it beside others is not known exactly, before all is back. */
+/* How much of a shared limit is left is not known exactly, before all is restored. */
 static bool
 is_near_share(const struct user *user, enum resource res, uint64_t room)
 {
@@ -38,7 +38,7 @@ lacks_arrays(struct units *units, struct msg_u64s ids, uint32_t first, uint32_t 
     return lacks;
 }
 
-/* What these requests were about. */
+/* Requests about a pool or an array. */
 static bool
 lacks_done(struct units *units, const struct conn *conn, struct msg_u64s requests)
 {
@@ -59,7 +59,8 @@ lacks_resumed(struct units *units, const struct conn *conn, const struct msg_res
            lacks_done(units, conn, p->repeats) | lacks_done(units, conn, p->undo);
 }
 
-/* Whether it is there, and its time over: it runs out when one before it is back. */
+/* Whether the ticket is there but has run out. It runs out only after all that come before it are
+ * restored. */
 static bool
 has_run_out(struct core *core, const uint64_t secret[static TICKET_WORDS])
 {
@@ -83,7 +84,7 @@ lacks_something(struct core *core, const struct conn *conn, enum msg_method meth
     const bool *all = msg_param(method, params, "all");
     struct pool *pool = name ? pool_find(core, conn, *name) : NULL;
 
-    if (method == MSG_RESUME) /* which is not refused for its share */
+    if (method == MSG_RESUME) /* which no limit refuses */
         return lacks_resumed(core->units, conn, &params->resume);
     if (needs_all[method] || (all && *all) || is_near_share(conn->user, RES_HOST, HOST_ROOM) ||
         is_near_share(conn->user, RES_FDS, FDS_ROOM))
@@ -96,7 +97,7 @@ lacks_something(struct core *core, const struct conn *conn, enum msg_method meth
     return pool && units_lack(core->units, pool->unit);
 }
 
-/* Not for ever: its client may have given up by then. */
+/* A HELLO does not wait for ever: its client gives up. */
 static bool
 hello_waits(const struct core *core, const struct conn *conn)
 {

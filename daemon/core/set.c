@@ -18,7 +18,7 @@ RB_GENERATE(members, member, node, member_compare)
 
 /* ---- members ---- */
 
-/* For the tree only. */
+/* A key for the tree only. */
 union member_key {
     struct member member;
     char room[sizeof(struct member) + PROTO_NAME_MAX];
@@ -254,7 +254,7 @@ named_generation(const struct named *named)
     return named->array ? array->generation : 0;
 }
 
-/* EXISTS is for what can be opened: who creates a name or opens it would try for ever. */
+/* Not EXISTS: whoever creates a name or else opens it would try again for ever. */
 int
 set_check_name(const struct array *array, struct msg_str name, struct refusal *r)
 {

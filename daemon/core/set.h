@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A set: an array of no bytes that keeps other arrays, its members, each under a key. Names,
- * leases, generations and the end of a set are those of its array. As long as it has a name, all
- * names that begin with that are its own: each says a member, by the key that follows. So all of
- * them change in one step, and there is at most one set over a name: the one before it in the pool.
+ * A set: an array of no bytes that keeps other arrays, its members, each under a key. A set's name,
+ * leases, generation and end are those of its array. While it has a name, all longer names that
+ * begin with it are the set's: each names a member, by the key that follows. So all of them change
+ * in one step. At most one set covers a name: the array with the last name before it in the pool.
  *
- * From the first key that is put into it. Never changed once it has had a name. Its array's end is
- * its own: from then on it is in its user's list, and lets go of a member at a time (work_run()).
+ * An array is a set from the first key that is put into it. A set never changes once it has had a
+ * name. When its array ends the set goes on alone, in its user's list, and lets go of its members
+ * one by one (work_run()).
  */
 #pragma once
 
@@ -28,53 +29,55 @@ RB_HEAD(members, member);
 
 struct set {
     struct members members;
-    struct array *array;      /* NULL: it has ended */
-    TAILQ_ENTRY(set) of_core; /* core->sets, until then */
+    struct array *array;      /* NULL: the array has ended */
+    TAILQ_ENTRY(set) of_core; /* core->sets, until the array ends */
     uint32_t n;
-    uint32_t n_records; /* of members, that were given a number in the journal */
-    bool record_turn;   /* as array->record_turn, of all members */
-    uint8_t longest;    /* key that it has, bytes */
-    struct user *user;  /* its array's; pays for a name for each member, and the bytes here */
+    uint32_t n_records; /* members that were given a number in the journal */
+    bool record_turn;   /* for all members, as array->record_turn */
+    uint8_t longest;    /* bytes of its longest key */
+    /* the array's; pays for a name for each member, and for the memory here */
+    struct user *user;
     TAILQ_ENTRY(set) of_user; /* user->ended */
 };
 
 RB_PROTOTYPE(members, member, node, )
 
-/* Puts an array under a key of what is a set from then on: one without bytes that never had a name.
- * -ENOMEM or REFUSED. */
+/* Puts an array under a key of the set, or of an array without bytes that never had a name. -ENOMEM
+ * or REFUSED. */
 int set_add(struct array *array, struct msg_str key, struct array *of, struct member **ret,
             struct refusal *r);
-/* One that it had in an earlier core, where its record had that number. -ENOMEM. */
+/* A member that the set had in an earlier core, where its record had that number. -ENOMEM. */
 int set_restore(struct array *array, struct msg_str key, struct array *of, uint32_t record);
-/* What was added is to stay. */
+/* Makes set_add() final. */
 void set_keep(struct array *array, const struct member *member);
-/* Takes back what was added: its array is kept by somebody else. */
+/* Undoes set_add(). Something else keeps the array. */
 void set_remove(struct array *array, struct member *member);
-/* The member of that key; NULL: there is none, or the array (which may be NULL) is no set. */
+/* The member with that key. NULL: there is none, or `set` is NULL or no set. */
 struct array *set_get(const struct array *array, struct msg_str key);
-/* The first member > after whose key is not before the prefix. */
+/* The first member > after whose key does not come before the prefix. */
 struct member *set_next(const struct array *array, struct msg_str after, struct msg_str prefix);
-/* Bytes of the daemon's memory that a member is charged beside its array. */
+/* What a member is charged of the daemon's memory, beside its array. */
 size_t member_host(size_t n_key);
-/* What follows the set's name in a name that begins with it. */
+/* The key in a name that begins with the set's. */
 struct msg_str set_key(const struct array *array, struct msg_str name);
 
-/* What a name says: an array of its own, or one by way of a set, whose generation it has then. */
+/* What a name stands for: an array with that name, or a set's member, with the generation of the
+ * set. */
 struct named {
-    struct array *array;     /* NULL: none that is not being created */
-    const struct array *set; /* whose member that is, or NULL */
+    struct array *array;     /* NULL: none, or one that is being created */
+    const struct array *set; /* the set whose member it is, or NULL */
 };
 
 struct named named_find(struct pool *pool, struct msg_str name);
 uint64_t named_generation(const struct named *named);
-/* The set whose name the name begins with, and is longer than; or NULL. */
+/* The set whose name is the beginning of this name; or NULL. */
 struct array *set_over(struct pool *pool, struct msg_str name);
-/* Whether sets leave the array's pool that name for it. */
+/* Whether the array may have that name, as far as sets are concerned. REFUSED. */
 int set_check_name(const struct array *array, struct msg_str name, struct refusal *r);
 
-/* Its array is buried: it lets go of its members from now on. */
+/* The array is buried: the set lets go of its members from now on. */
 void set_end(struct array *array);
-/* Lets go of one member, which is to be settled. The last one frees the set. */
+/* Lets go of one member, which the caller settles. With the last one the set is freed. */
 struct array *set_take(struct set *set);
-/* When the core ends: the members' structs are freed by their pools. */
+/* Frees all when the core ends. The pools free the members' structs. */
 void set_forget(struct set *set);

@@ -18,8 +18,7 @@ set_aside(struct array *array)
     array_free(array);
 }
 
-/* Nobody holds it any more: it is charged to nobody, and what it has of a block goes to the
- * queue. */
+/* Nobody holds the array any more: it is charged to nobody, and its range goes into the queue. */
 static void
 array_bury(struct core *core, struct array *array)
 {
@@ -35,7 +34,7 @@ array_bury(struct core *core, struct array *array)
     if (array->is_set)
         set_end(array);
     if (array_range(array) && block_of(array_range(array))->n_before)
-        set_aside(array); /* its holders are not known here */
+        set_aside(array); /* connections of an earlier core may have it mapped */
     else if (array_range(array))
         reclaim_add(core, array);
     else
@@ -56,8 +55,8 @@ is_kept(const struct array *array)
            array->n_sets || (array->use && (array->use->kept || array->use->writer));
 }
 
-/* A client of an earlier core may have it, and has not come back yet; or may use the place of a
- * part, which its publisher takes for free once it is gone: former.h. */
+/* Whether a former connection may have the array, or use the place of a part. The part's publisher
+ * uses that place as soon as the part is gone: former.h. */
 static bool
 may_be_resumed(struct core *core, struct array *array)
 {
@@ -79,8 +78,8 @@ array_settle(struct core *core, struct array *array)
 {
     if (array->creating || array->named)
         return;
-    bool kept = may_be_resumed(core, array) || is_kept(array); /* who keeps it may go first */
-    kept = kept || linger_array(core, array);
+    bool kept = may_be_resumed(core, array); /* first: is_kept() reads what it decides */
+    kept = kept || is_kept(array) || linger_array(core, array);
     persist_nameless(array);
     if (kept)
         array_list(array);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What becomes of an array when something that kept it goes: it lives on, dies and waits (I2), or
- * is buried, and its range queues up to be freed.
+ * What becomes of an array when something that kept it goes. It lives on; or it is dead and waits
+ * (I2); or it is buried, and its range waits in a queue to be freed.
  */
 #pragma once
 
@@ -9,11 +9,11 @@ struct array;
 struct core;
 struct set;
 
-/* After a name, a lease, a departed holder or the last part went. */
+/* To be called after a name, a lease, a departed holder or the last part has gone. */
 void array_settle(struct core *core, struct array *array);
-/* Gives up an array that was never promised to anybody. */
+/* Ends an array that no client has been told of. */
 void array_abandon(struct core *core, struct array *array);
-/* Lets go of a member of a set that has ended. */
+/* Lets a member of a set that has ended go. */
 void set_settle_one(struct core *core, struct set *set);
-/* Some of those whose last fence has passed, or gone with its page. */
+/* Settles some arrays whose last fence has passed, or gone with its page. */
 void arrays_settle_landed(struct core *core);

@@ -35,7 +35,7 @@
  */
 #pragma once
 
-/* All that the core holds; what it does not, each file includes itself. */
+/* Headers of all that struct core has in it. Other headers each file includes itself. */
 #include "actions.h"
 #include "base/tree.h"
 #include "block.h"
@@ -70,72 +70,75 @@ struct core {
     struct pages pages;
     struct tickets tickets;
     struct ticket_ends ticket_ends;
-    uint64_t ran_out[RAN_OUT_MAX][TICKET_WORDS]; /* the secrets of the last ones that have */
-    size_t n_ran_out;                            /* ever */
+    /* secrets of tickets that have run out, the last ones */
+    uint64_t ran_out[RAN_OUT_MAX][TICKET_WORDS];
+    size_t n_ran_out; /* so far */
     struct timelines timelines;
     struct deadlines deadlines;
-    struct expiries expiries;          /* of names, the first one first */
-    struct expiring expiring;          /* the same by array */
-    LIST_HEAD(, block) blocks;         /* all of them */
-    TAILQ_HEAD(, set) sets;            /* all, those that a new journal has not got first */
-    LIST_HEAD(, block) aside;          /* of which something is to be put back */
-    uint64_t n_formers;                /* user->formers, of all */
-    uint64_t formers_end_ns;           /* by which all of them have told what they have */
-    uint64_t formers_at_ns;            /* when to look who is late */
-    struct conn_list landing;          /* that have, with streams still to store something */
-    struct known_doubts known;         /* of which some may be settled */
+    struct expiries expiries;  /* of names, the earliest first */
+    struct expiring expiring;  /* the same expiries, by array */
+    LIST_HEAD(, block) blocks; /* all of them */
+    TAILQ_HEAD(, set) sets;    /* those first that a new journal has not got */
+    LIST_HEAD(, block) aside;  /* with ranges that are set aside and are to be free again */
+    uint64_t n_formers;        /* the sum of user->formers */
+    uint64_t formers_end_ns;   /* the time by which all former connections must have resumed */
+    uint64_t formers_at_ns;    /* when to look for late ones */
+    struct conn_list landing;  /* connections that have resumed, and have signals on the way */
+    struct known_doubts known; /* doubts of which some may be settled */
     struct array_index *former_arrays; /* or NULL */
-    struct units *units;               /* what is not back yet; NULL: all is */
-    struct conn_list waiting;          /* for HELLO, by deadline */
+    struct units *units;               /* pools that are not restored; NULL: all are */
+    struct conn_list waiting;          /* HELLO has not come; sorted by deadline */
     struct user_list turns;            /* users with jobs that wait, the next one first */
 
-    /* What the end of an event looks at. */
-    uint64_t used[N_RESOURCES];     /* by all users */
-    uint64_t due[N_RESOURCES];      /* about what will be, of HOST and FDS, when all is back */
-    struct user_list busy;          /* for whom something is to be done: work_run() */
-    struct use_list lingering;      /* of dead arrays, whose fences have not passed */
-    struct use_list landed;         /* of those whose have */
-    struct page_list closing_pages; /* given up, with values that have not landed */
+    /* What core_run() looks at when an event ends. */
+    uint64_t used[N_RESOURCES]; /* by all users */
+    uint64_t due[N_RESOURCES];  /* restored soon: about so much of HOST and FDS */
+    struct user_list busy;      /* with work left: work_run() */
+    struct use_list lingering;  /* of dead arrays, with fences that have not passed */
+    struct use_list landed;     /* of dead arrays, whose fences have passed */
+    /* given up by their owners, with values that have not landed */
+    struct page_list closing_pages;
     struct waiter_list hopeful;     /* creates that wait for lingering arrays */
-    struct user_list touched_users; /* that may have nothing any more */
-    uint64_t linger_at_ns;          /* when what waits for values is looked at */
+    struct user_list touched_users; /* users that may have nothing left */
+    uint64_t linger_at_ns;          /* when to look which values have landed */
 
     size_t reply_max; /* bytes of records */
     uint64_t n_searches, n_arrivals;
     struct core_turns turns_given;
     uint64_t counts[N_COUNTS];
-    uint64_t outcomes[MSG_N_METHODS + 1][N_OUTCOMES]; /* of unknown methods, too: metrics.c */
+    /* with one for unknown methods: metrics.c */
+    uint64_t outcomes[MSG_N_METHODS + 1][N_OUTCOMES];
     struct persist persist;
     struct renewal renewal;
     struct suspects suspects;
     struct entries queue;
     struct monitor_list monitors; /* of administrators */
-    uint32_t n_monitors;          /* all */
+    uint32_t n_monitors;          /* of all users */
     struct entry *taken;          /* owned entry that core_next() gave out last */
     struct msg_buf buf;
     uint64_t next_job, next_block, next_array, next_page, next_ticket;
     uint64_t n_conns, n_departed, n_users, n_pools, n_blocks, n_arrays, n_names, n_leases,
         n_watches, n_jobs, n_running, n_release_errors, n_pages, n_timelines, n_brackets;
-    uint64_t floor; /* of pools that are gone: generations never repeat (pool->floor) */
+    uint64_t floor; /* of pools that have gone: no generation comes twice (pool->floor) */
     uint64_t started_ns, now_ns;
     uint64_t boot_ns;                                          /* core_set_boottime() */
     void (*figures)(void *userdata, struct core_figures *ret); /* core_set_figures() */
     void *figures_userdata;
     uint32_t n_lost_audits;
-    uint32_t pieces; /* of each kind of work that may wait, in one event: some 2 us each */
+    uint32_t pieces; /* how much of each kind of work one event does; a piece takes some 2 us */
     bool stopping;
-    bool draining; /* no array is made any more */
-    bool behind;   /* the last event has left something to be done: core_tick() at once */
+    bool draining; /* no array can be created any more */
+    bool behind;   /* the last event has left work: core_tick() is due at once */
 };
 
-/* Root and whom the daemon runs as, unless that may be anybody. */
+/* Root, and the uid that the daemon runs as unless that stands for anybody. */
 static inline bool
 is_administrator(const struct core *core, const struct user *user)
 {
     return user->uid == 0 || (user->uid == core->config.uid && !user->pool->is_none);
 }
 
-/* Counts what has happened, for its user, whose counts go with it, and for all. */
+/* Counts something for the user, as long as it lives, and for all. */
 static inline void
 metrics_count(struct user *user, enum count count, uint64_t n)
 {
@@ -143,7 +146,7 @@ metrics_count(struct user *user, enum count count, uint64_t n)
     user->core->counts[count] += n;
 }
 
-/* Of a request that was answered, or a notification. r: NULL where it was not refused. */
+/* Counts an answered request, or a notification. r NULL: it was not refused. */
 static inline void
 metrics_count_outcome(struct user *user, enum msg_method method, const struct refusal *r)
 {
@@ -153,5 +156,5 @@ metrics_count_outcome(struct user *user, enum msg_method method, const struct re
         metrics_count(user, r->limit, 1);
 }
 
-/* A uid's, which has its own pool; gid: of that, where it is made. -ENOMEM. */
+/* The user of a uid; a new one gets its own pool, of that gid. -ENOMEM. */
 int core_get_user(struct core *core, uid_t uid, gid_t gid, struct user **ret);

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Requests that a daemon has died of. Which one is being handled is in the journal
- * (journal_take()); what merely waits is not. The next daemon finds it there and suspects it: its
- * client comes back and asks again. When it has been handled it is suspected no more; where a
- * second daemon dies of it, the next one refuses it. Suspects are recorded, so that many come to an
- * end, in whatever order they ask.
+ * Suspects: requests that a daemon may have died of. The journal has the request that is being
+ * handled (journal_take()), and not those that wait. The next daemon finds it there and suspects
+ * it. The client resumes and repeats the request. Once it has been handled it is not suspected any
+ * more; if a second daemon dies of it, the next one refuses it. Suspects are recorded, so that
+ * several such requests all come to an end, in whatever order they are repeated.
  *
- * A client is known by the token of its last connection, which it says in hello (former.h), also
- * where it has nothing that is recorded.
+ * A client is known by the token of its last connection, which it gives in HELLO (former.h), even
+ * if nothing of it is recorded.
  */
 #pragma once
 
 #include "core.h"
 
-#define SUSPECTS_MAX       64 /* then the oldest goes */
+#define SUSPECTS_MAX       64 /* beyond, the oldest is forgotten */
 #define SUSPECT_DEATHS_MAX 2
 
 struct conn;
@@ -21,10 +21,10 @@ struct msg;
 struct refusal;
 
 struct suspect {
-    uint64_t tokens[2]; /* the client's, by which it may come back: the last two */
+    uint64_t tokens[2]; /* the client's last two, by which it may come back */
     uint32_t request;
     uint16_t method;
-    uint16_t deaths; /* 0: there is none */
+    uint16_t deaths; /* 0: the entry is free */
 };
 
 struct suspects {
@@ -32,15 +32,15 @@ struct suspects {
     uint32_t n, next;
 };
 
-/* A daemon has died with that in hand: journal->in_hand. */
+/* A daemon has died while it handled that: journal->in_hand. */
 void suspects_add(struct suspects *suspects, const uint64_t in_hand[static 2]);
 /* The method, for the log. */
 const char *suspect_name(const uint64_t in_hand[static 2]);
-/* A client comes back by `token`, and is told another one. */
+/* A client has come back by `token`, and gets `next`. */
 void suspects_follow(struct core *core, struct msg_u64s token, uint64_t next);
 
-/* The request is in hand from here on. REFUSED: it is not handled again. */
+/* Notes that the request is being handled. REFUSED: it is not handled again. */
 int suspect_take(struct core *core, const struct conn *conn, const struct msg *m,
                  struct refusal *r);
-/* It has been handled. */
+/* The request has been handled. */
 void suspect_put(struct core *core, uint64_t token, const struct msg *m);

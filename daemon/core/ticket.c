@@ -30,7 +30,7 @@ RB_GENERATE_STATIC(tickets, ticket, node, cmp_secret)
 RB_GENERATE_STATIC(tickets_of_user, ticket, of_user, cmp_id)
 RB_GENERATE_STATIC(ticket_ends, ticket, of_ends, cmp_end)
 
-/* ---- which one ---- */
+/* ---- search ---- */
 
 int
 ticket_check(struct msg_u64s words, struct refusal *r)
@@ -71,9 +71,9 @@ ticket_of_user(struct user *user, uint64_t after)
     return after == UINT64_MAX ? NULL : RB_NFIND(tickets_of_user, &user->tickets, &key);
 }
 
-/* ---- from the first to the last ---- */
+/* ---- life ---- */
 
-/* Whichever comes first. */
+/* The sender's end and the age limit: the earlier one. */
 static void
 end_by(struct core *core, struct ticket *ticket, uint64_t ns)
 {
@@ -97,7 +97,7 @@ insert(struct core *core, struct user *user, struct ticket *ticket)
         LIST_INSERT_HEAD(&ticket->conn->tickets, ticket, of_conn);
 }
 
-/* A copy of `like`, with a lease. */
+/* A copy of `like`, with a lease of its own. */
 static int
 ticket_make(struct core *core, struct user *user, struct array *array, bool readonly,
             const struct ticket *like, struct ticket **ret, struct refusal *r)
@@ -146,7 +146,7 @@ ticket_restore(struct core *core, struct user *user, struct array *array, bool r
         return 0;
     if (ticket_make(core, user, array, readonly, like, ret, NULL))
         return -ENOMEM;
-    if (!like->conn) /* all at one time, whenever they are back */
+    if (!like->conn) /* from one time for all, whenever each is restored */
         end_by(core, *ret,
                expiry_time(core, core->config.ticket_ttl_ns) -
                    (core->boot_ns - core->units->boot_ns));
@@ -218,7 +218,7 @@ tickets_run_out(struct core *core)
 uint64_t
 tickets_end_ns(const struct core *core)
 {
-    struct core *c = (struct core *)(uintptr_t)core; /* the tree macros want it */
+    struct core *c = (struct core *)(uintptr_t)core; /* the tree macros take no const */
     const struct ticket *first = RB_MIN(ticket_ends, &c->ticket_ends);
 
     return first ? first->ends_ns : UINT64_MAX;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Turns are given in the order of arrival: many readers or one writer, and a reader behind a writer
- * that waits, waits (or writers would starve). A bracket of several arrays queues up at all of them
- * in one event, so all queues have the brackets that they share in one order, and no two brackets
- * wait for each other by their places alone.
+ * Brackets get their turn in the order of arrival: many readers or one writer. A reader waits
+ * behind a writer that waits, or writers would starve. A bracket of several arrays enters all their
+ * queues in one event. So all queues have the brackets that they share in the same order, and no
+ * two brackets wait for each other because of their places alone.
  *
- * Fences: of the last write, and of the reads since, at most one for each slot. A read comes after
- * the write, a write after all of them; so once a write has ended its own fence stands for the
+ * Fences: of the last write and of the reads since, at most one for each slot. A read comes after
+ * the write, and a write after all of them, so once a write has ended its own fence stands for the
  * others.
  */
 #include "use.h"
@@ -16,8 +16,8 @@
 #include "array.h"
 #include "state.h"
 
-/* Steps of a search for a deadlock, each a claim or a bracket that is looked at: well under a
- * millisecond. One that needs more gives up, and the brackets have their timeouts. */
+/* How many claims and brackets a search for a deadlock looks at: well under a millisecond. A search
+ * that needs more gives up; the brackets have their timeouts. */
 #define SEARCH_MAX 16384
 
 /* ---- life ---- */
@@ -69,7 +69,7 @@ use_has_fences(const struct use *use)
     return use->write || !RB_EMPTY(&use->reads);
 }
 
-/* That of a dead array goes with it: linger_stop(). */
+/* The use of a dead array goes with the array: linger_stop(). */
 void
 use_settle(struct use *use)
 {
@@ -114,7 +114,7 @@ fence_state(const struct fence *fence)
     return timeline_state(&fence->page->slots[fence->slot], fence->value);
 }
 
-/* One that is lost stays, for whoever is to read: use_is_abandoned(), or its client. */
+/* A lost fence stays, for those who read next: use_is_abandoned(), or the client. */
 void
 use_sweep(struct use *use)
 {
@@ -122,7 +122,7 @@ use_sweep(struct use *use)
         fence_free(use->write);
 }
 
-/* Those that have passed, or whose owner is dead. */
+/* Drops fences that have passed, or whose owner has died. */
 static void
 sweep_reads(struct use *use)
 {
@@ -153,7 +153,7 @@ use_abandon(struct use *use)
     use_scan(use);
 }
 
-/* A writer whose context has died says so itself, in its page. */
+/* A writer whose context has died marks that in its page. */
 bool
 use_is_abandoned(struct array *array)
 {
@@ -167,7 +167,7 @@ use_is_abandoned(struct array *array)
     return array->abandoned;
 }
 
-/* That of a dead array is looked at with it. */
+/* The use of a dead array is looked at by linger.c. */
 static bool
 fence_sweep(struct fence *fence)
 {
@@ -280,9 +280,9 @@ use_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value)
 
 /* ---- turns ---- */
 
-/* A thread that reads an array would wait for itself behind a writer that waits for it. It may pass
- * those that came after that reading; one by one, readings that overlap would keep writers out for
- * ever. */
+/* A thread that reads an array would wait for itself behind a writer that waits for it. So it may
+ * pass writers that came after that reading. It may not pass others: readings that overlap would
+ * keep writers out for ever. */
 static bool
 may_overtake(const struct use *use, const struct bracket *bracket)
 {
@@ -295,8 +295,8 @@ may_overtake(const struct use *use, const struct bracket *bracket)
     return false;
 }
 
-/* The writer has hung up, and may write on until its process exits. Who would read is told so
- * rather than wait for that; who would write has to wait. */
+/* The writer has hung up, and may go on writing until its process exits. Readers are told so, and
+ * do not wait. Writers wait. */
 static bool
 writer_is_gone(const struct use *use)
 {
@@ -341,7 +341,7 @@ use_queue(struct claim *claim)
         set_ready(claim);
 }
 
-/* A writer whom nobody is before. */
+/* A writer that is first in the queue. */
 static void
 let_writer_go(struct use *use)
 {
@@ -351,7 +351,8 @@ let_writer_go(struct use *use)
         set_ready(first);
 }
 
-/* Readers from there to the next writer, which is what those behind it wait for. Returns that. */
+/* Lets in the readers from there on, up to the next writer: those behind it wait for that. Returns
+ * it. */
 static struct claim *
 let_readers_go(struct use *use, struct claim *claim)
 {
@@ -379,8 +380,8 @@ use_unready(struct claim *claim)
     return true;
 }
 
-/* Who was behind it comes forward: each reader once, so that a queue which empties costs no more
- * than it is long. */
+/* Lets those in whose turn it is. Each reader is looked at once, so that a queue which empties
+ * costs no more than its length. */
 static void
 stop_waiting(struct claim *claim)
 {
@@ -412,7 +413,7 @@ use_hold(struct claim *claim)
     struct use *use = claim->use;
 
     assert(claim->ready && !use_is_kept(use, claim->write));
-    hold(claim); /* before anybody else is let go */
+    hold(claim); /* before another claim can be let in */
     stop_waiting(claim);
 }
 
@@ -457,14 +458,13 @@ use_leave(struct claim *claim)
 
 /* ---- deadlocks ---- */
 
-/* What a bracket that waits would wait for, directly or not. */
+/* Searches what a waiting bracket waits for, directly or not. */
 struct search {
     const struct bracket *start;
-    uint64_t number; /* what was looked at bears it */
+    uint64_t number; /* of this search: what it has looked at carries it */
     uint32_t n_steps;
     bool found;
-    struct bracket
-        *first; /* that was found and is to be looked at; they are linked by next_found */
+    struct bracket *first; /* found, and to be looked at; linked by next_found */
 };
 
 static void
@@ -483,7 +483,7 @@ search_is_over(const struct search *s)
     return s->found || s->n_steps >= SEARCH_MAX;
 }
 
-/* Its thread ends it only when what that thread waits for itself has come. */
+/* A thread ends its brackets only when what it waits for has come. */
 static void
 search_holder(struct search *s, const struct bracket *holder)
 {
@@ -518,7 +518,7 @@ search_held(struct search *s, const struct claim *claim)
     }
 }
 
-/* Those before it that it cannot share with, up to a writer: that one waits for the others. */
+/* Claims before it that exclude it, up to a writer: that one waits for the others. */
 static void
 search_ahead(struct search *s, const struct claim *claim)
 {

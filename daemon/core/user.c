@@ -141,7 +141,8 @@ int
 user_check(const struct user *user, enum resource res, uint64_t amount, struct refusal *r)
 {
     uint64_t limit = room(user, res), used = user->used[res];
-    uint32_t reached = COUNT_LIMIT_CONNECTIONS + res; /* in the same order */
+    /* counts and resources are in the same order */
+    uint32_t reached = COUNT_LIMIT_CONNECTIONS + res;
 
     if (!r || amount == 0 || (used <= limit && amount <= limit - used))
         return 0;

@@ -12,8 +12,9 @@
 #include "settle.h"
 #include "state.h"
 
-#define RETRY_MAX   64                   /* creates that try again in one event */
-#define PATIENCE_NS UINT64_C(1000000000) /* that a create waits for lingering arrays in all */
+#define RETRY_MAX 64 /* tried again in one event */
+#define PATIENCE_NS \
+    UINT64_C(1000000000) /* how long a create waits for lingering arrays, in all */
 
 int
 waiter_new(struct conn *conn, uint32_t request, struct array *array,
@@ -51,7 +52,7 @@ waiter_put(struct waiter *waiter, struct waiter_list *list)
     TAILQ_INSERT_TAIL(list, waiter, link);
 }
 
-/* A create that has waited is to be answered: with a range, or with r. */
+/* A create that has waited is to be answered: with a range, or with the refusal. */
 static void
 waiter_end(struct waiter *waiter, const struct refusal *r)
 {
@@ -79,8 +80,8 @@ waiter_answer(struct core *core, struct waiter *waiter)
     waiter_free(waiter);
 }
 
-/* A block that nobody else waits for goes, too, unless the driver has begun to make it: then its
- * pool has it. */
+/* Frees a block that no other create waits for, unless the driver is at work on it: then the pool
+ * gets it. */
 void
 waiter_drop(struct core *core, struct waiter *waiter)
 {
@@ -98,7 +99,7 @@ waiter_drop(struct core *core, struct waiter *waiter)
 
 /* ---- short of memory, or of quota ---- */
 
-/* The waiter tries again when all that is doomed on the device now has been released. */
+/* Tries the create again when all is released that is doomed on the device now. */
 static void
 wait_for_releases(struct core *core, uint32_t device, struct waiter *waiter)
 {
@@ -106,8 +107,8 @@ wait_for_releases(struct core *core, uint32_t device, struct waiter *waiter)
     waiter_put(waiter, &core->devices[device].retries);
 }
 
-/* True when arrays that have such memory linger, and it has not waited for too long; or when not
- * all is back, of which some may go. It tries again when some do no more, or all is. */
+/* true: the create waits, since lingering arrays have such memory (and it has not waited too long),
+ * or not all is restored. It tries again when some of it is free, or all is restored. */
 static bool
 wait_for_landing(struct core *core, struct waiter *waiter, const struct lingering *lingering)
 {
@@ -124,16 +125,16 @@ wait_for_landing(struct core *core, struct waiter *waiter, const struct lingerin
     return true;
 }
 
-/* The quota may be taken up by blocks that nobody uses: then they go first; or that nobody will
- * use when fences have passed. */
+/* Blocks that nobody uses may take up the quota: they go first. So may blocks that nobody will use
+ * when fences have passed. */
 static int
 wait_for_quota(struct core *core, struct waiter *waiter)
 {
     struct pool *pool = waiter->array->pool;
     uint32_t device = reclaim_pool(core, pool, waiter->charge.user);
 
-    /* Once for each device, and once more: it must not go on for ever while others fill the
-     * pool. */
+    /* One round for each device, and one more: else others who fill the pool could make it wait for
+     * ever. */
     if (device == core->config.n_devices || waiter->quota_waits > core->config.n_devices)
         return wait_for_landing(core, waiter, &pool->lingering) ? WAITS : REFUSED;
     waiter->quota_waits++;
@@ -143,7 +144,7 @@ wait_for_quota(struct core *core, struct waiter *waiter)
 
 /* ---- placing ---- */
 
-/* Whole granules that the array needs. */
+/* The array's span in whole granules. */
 static uint64_t
 needed(const struct core *core, const struct waiter *waiter)
 {
@@ -160,8 +161,8 @@ zone_of(const struct core *core, const struct waiter *waiter)
     return pool_zone(core, array->pool, array->device, array->kind);
 }
 
-/* Bytes for a new shared block: as much again as the zone has, so that the number of blocks
- * stays in proportion, within the bound; what the array needs, where memory is short. */
+/* The size of a new shared block: as large as all that the zone has, so that the number of blocks
+ * stays small, within the bound; or what the array needs, if memory is short. */
 static uint64_t
 growth(const struct core *core, const struct waiter *waiter)
 {
@@ -176,7 +177,7 @@ growth(const struct core *core, const struct waiter *waiter)
     return size > least ? size : least;
 }
 
-/* 0: there is a new block that the waiter's array fits in. */
+/* 0: a new block is there, in which the array has room. */
 static int
 grow(struct core *core, struct waiter *waiter, struct block **ret, struct refusal *r)
 {
@@ -205,8 +206,8 @@ give(struct core *core, struct waiter *waiter, struct range *range)
     return WAITS;
 }
 
-/* Room in the zone: what is free, or else what waits in the queue to be (also when it is held back:
- * no driver call comes of this). */
+/* Takes a range in the zone: free, or of an array in the queue, also of a deferred one (no driver
+ * call comes of it). */
 static int
 zone_take(struct core *core, struct zone *zone, const struct waiter *waiter, struct range **ret)
 {
@@ -286,7 +287,8 @@ waiter_retry(struct core *core, struct waiter *waiter)
     }
 }
 
-/* From the start, what was freed is in the queue: the last time is as if it had not waited. */
+/* From the start, since freed ranges may be in the queue. The last try is as if it had not
+ * waited. */
 static void
 try_again(struct core *core, struct waiter *waiter)
 {
@@ -338,9 +340,9 @@ refuse_alloc(struct core *core, const struct block *block, const struct core_all
 }
 
 /*
- * Out of memory: who needs less than the block was tries that again at once; the others, for the
- * first time, when all that can be freed is; then, where there may be memory when fences have
- * passed. Who is refused is out of it.
+ * Out of memory. A create that needs less than the block tries that at once. Others try again when
+ * all has been freed that can be; then, if lingering arrays have memory, when fences have passed.
+ * Refused creates have left the list.
  */
 static void
 sort_waiter(struct core *core, struct waiter *waiter, uint64_t size,

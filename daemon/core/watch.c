@@ -95,7 +95,8 @@ watch_free(struct core *core, struct watch *watch)
     RB_REMOVE(watches_of_conn, &watch->conn->watches, watch);
     charge_deinit(&watch->charge);
     watch->pool->n_watches--;
-    pool_touch(watch->pool); /* it may have waited for this; the watcher has its connection */
+    /* a pool may have waited for this; the watching client is connected */
+    pool_touch(watch->pool);
     core->n_watches--;
     free(watch);
 }
@@ -114,7 +115,7 @@ watch_end(struct core *core, struct watch *watch)
     watch_free(core, watch);
 }
 
-/* It is to be told when it is its user's turn. */
+/* Queues the answer: it is sent in its user's turn. */
 static void
 watch_wake(struct core *core, struct watch *watch)
 {
@@ -126,7 +127,7 @@ watch_wake(struct core *core, struct watch *watch)
     user_wake(user);
 }
 
-/* Of the name, or of what begins with it. */
+/* Whether the watched name is this one or begins with it. */
 static bool
 is_under(const struct watch *watch, const struct pool *pool, struct msg_str name)
 {
@@ -134,7 +135,7 @@ is_under(const struct watch *watch, const struct pool *pool, struct msg_str name
            memcmp(watch->name, name.p, name.n) == 0;
 }
 
-/* The first watch of the name, or of one after it. */
+/* The first watch of that name, or of a name after it. */
 static struct watch *
 watch_first(struct core *core, struct pool *pool, struct msg_str name)
 {
@@ -149,7 +150,7 @@ watch_first(struct core *core, struct pool *pool, struct msg_str name)
     return RB_NFIND(watches, &core->watches, &key.watch);
 }
 
-/* The array by its own name, or its member's. */
+/* The array with that name, or the set's member. */
 static bool
 has_key(const struct array *array, struct msg_str key)
 {
@@ -168,7 +169,7 @@ watch_notify(struct core *core, struct pool *pool, struct msg_str name, const st
         struct msg_str key = {watch->name + name.n, watch->n_name - name.n};
         next = RB_NEXT(watches, &core->watches, watch);
         if (key.n && !is_sets)
-            break; /* those of the name itself come first */
+            break; /* watches of the set's own name come first */
         if (key.n && !has_key(old, key) && !has_key(new, key))
             continue;
         watch->generation = has_key(new, key) ? new->generation : 0;

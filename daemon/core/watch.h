@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A watch: a request that is answered when a name's generation is another one than the client has
- * seen. From the request until it is answered or cancelled, or its connection hangs up. Nothing is
- * queued for a client that is slow: it asks again, with what it has seen by then.
+ * A watch: a request that is answered when a name's generation differs from the one that the client
+ * has seen. It lives until it is answered or cancelled, or its connection hangs up. Nothing is
+ * queued for a slow client: it asks again, with the generation that it has seen by then.
  *
- * The watches of all names lie in one tree, those of a name together. A watch keeps its pool; those
- * of a pool that leaves end.
+ * All watches lie in one tree, those of a name together. A watch keeps its pool. When a pool is
+ * leaving, its watches end.
  */
 #pragma once
 
@@ -16,10 +16,10 @@ struct array;
 
 struct watch {
     RB_ENTRY(watch) node;       /* core->watches, by pool, name, connection and request */
-    TAILQ_ENTRY(watch) of_user; /* or its user's, when there is something to tell */
+    TAILQ_ENTRY(watch) of_user; /* core->watches; or user->due, once it is to be answered */
     bool is_due;
-    bool is_over;            /* there is no such pool any more, which is to be told */
-    uint64_t generation;     /* to be told */
+    bool is_over;            /* the pool has gone: the answer is a refusal */
+    uint64_t generation;     /* the answer's */
     RB_ENTRY(watch) of_conn; /* conn->watches, by request */
     struct conn *conn;
     struct charge charge;
@@ -35,17 +35,17 @@ RB_HEAD(watches_of_conn, watch);
 RB_PROTOTYPE(watches, watch, node, )
 RB_PROTOTYPE(watches_of_conn, watch, of_conn, )
 
-/* Answers at once, or keeps a watch. -ENOMEM or REFUSED. */
+/* Answers at once, or makes a watch. -ENOMEM or REFUSED. */
 int watch_new(struct core *core, struct conn *conn, uint32_t request, struct pool *pool,
               struct msg_str name, uint64_t seen, struct refusal *r);
 struct watch *watch_find(struct conn *conn, uint32_t request);
 void watch_free(struct core *core, struct watch *watch);
-/* Answers one that there is something to tell. */
+/* Answers a watch in user->due, and frees it. */
 void watch_end(struct core *core, struct watch *watch);
-/* The name is another array's from now on, of another generation; NULL: nobody had it, or has it
- * now. Who watches it, or one that begins with it where it is a set's, is told when it is his
- * user's turn. */
+/* The name has another generation: it is another array's (NULL: nobody's) from now on, or no longer
+ * the old one's. Watches of the name, and if it is a set's also those of names that begin with it,
+ * are answered in their users' turns. */
 void watch_notify(struct core *core, struct pool *pool, struct msg_str name,
                   const struct array *old, const struct array *new);
-/* There is no such pool from now on. */
+/* The pool is leaving: its watches are answered with a refusal. */
 void watches_end(struct core *core, struct pool *pool);

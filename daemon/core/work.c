@@ -13,8 +13,8 @@ has_work(const struct user *user)
            !TAILQ_EMPTY(&user->ended);
 }
 
-/* A piece of each kind. Returns how many; a search for a deadlock, or some of the end of a
- * connection, is all of an event's. */
+/* Does a piece of each kind. Returns how many. A search for a deadlock, and a piece of a
+ * connection's end, count as all that one event does. */
 static uint32_t
 work_for(struct core *core, struct user *user)
 {

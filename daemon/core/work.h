@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What events have left to be done for users: brackets whose turn has come, watches and creates to
- * be answered, connections that have hung up. Their users take turns, a piece at a time, and an
- * event does so much of it at most: however much one of them has piled up, nobody waits for it
- * (I6).
+ * Work that events have left for users: to answer brackets whose turn has come, watches and
+ * creates; to end departed connections. Users take turns, a piece at a time, and an event does a
+ * limited number of pieces. However much one user has piled up, nobody waits for it (I6).
  */
 #pragma once
 
@@ -11,6 +10,6 @@
 
 struct core;
 
-/* Some of it, all of it where that is little; or, `briefly`, a piece for each user. What is left
- * keeps core->busy from being empty. */
+/* Does some of the work: all if it is little; with `briefly`, one piece for each user. core->busy
+ * has the users with work left. */
 void work_run(struct core *core, bool briefly);
