@@ -162,12 +162,11 @@ pool_end(struct pool *pool)
     LOCKED(&soft->ranges.lock);
     if (pool->standard || pool->ended || (pool->imported && pool->figures[POOL_USED].now > 0))
         return CUDA_ERROR_INVALID_VALUE;
-    pool->current = false;
     pool->ended = true;
     return CUDA_SUCCESS;
 }
 
-/* Its allocations keep it; who allocated from it by default gets the standard one again. */
+/* Its allocations keep it. */
 CUresult
 soft_cuMemPoolDestroy(CUmemoryPool handle)
 {
@@ -177,35 +176,30 @@ soft_cuMemPoolDestroy(CUmemoryPool handle)
     return CUDA_SUCCESS;
 }
 
-/* The default and the current pool of a location. */
+/* The default pool of a location. */
 
-/* The one that was made the current one, or the default one, as asked; NULL where there is none.
- * Needs the lock of all pools. */
+/* NULL where there is none. Needs the lock of all pools. */
 static struct pool *
-marked_find(const CUmemLocation *location, CUmemAllocationType type, bool current)
+standard_find(const CUmemLocation *location, CUmemAllocationType type)
 {
     struct pool *pool;
     LIST_FOREACH(pool, &soft->pools.all, link) {
-        if ((current ? pool->current : pool->standard) && pool->type == type &&
-            location_is(&pool->location, location))
+        if (pool->standard && pool->type == type && location_is(&pool->location, location))
             return pool;
     }
     return NULL;
 }
 
-/* A reference on the current pool, or the default one, which is made when first asked for. */
+/* A reference on the default pool, which is made when first asked for. */
 static CUresult
-location_pool(const CUmemLocation *location, CUmemAllocationType type, bool current,
-              struct pool **ret)
+location_pool(const CUmemLocation *location, CUmemAllocationType type, struct pool **ret)
 {
     CUmemPoolProps props = {.allocType = type, .location = *location};
     struct device *device;
     RETURN_IF(check_type(type));
     RETURN_IF(location_device(location, type, CUDA_ERROR_INVALID_DEVICE, &device));
     LOCKED(&soft->pools.lock);
-    struct pool *pool = marked_find(location, type, current);
-    if (!pool && current)
-        pool = marked_find(location, type, false);
+    struct pool *pool = standard_find(location, type);
     if (!pool) {
         RETURN_IF(pool_new(&props, device, NULL, &pool));
         pool->standard = true;
@@ -218,59 +212,25 @@ CUresult
 pool_of_device(struct device *device, struct pool **ret)
 {
     CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal};
-    return location_pool(&location, CU_MEM_ALLOCATION_TYPE_PINNED, true, ret);
-}
-
-static CUresult
-location_handle(CUmemoryPool *handle, const CUmemLocation *location, CUmemAllocationType type,
-                bool current)
-{
-    _cleanup_(pool_unrefp) struct pool *pool = NULL;
-    if (!handle || !location)
-        return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(location_pool(location, type, current, &pool));
-    *handle = pool_handle(pool);
-    return CUDA_SUCCESS;
+    return location_pool(&location, CU_MEM_ALLOCATION_TYPE_PINNED, ret);
 }
 
 CUresult
 soft_cuMemGetMemPool(CUmemoryPool *handle, CUmemLocation *location, CUmemAllocationType type)
 {
-    return location_handle(handle, location, type, true);
-}
-
-CUresult
-soft_cuDeviceGetDefaultMemPool(CUmemoryPool *handle, CUdevice device)
-{
-    CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
-    return location_handle(handle, &location, CU_MEM_ALLOCATION_TYPE_PINNED, false);
+    _cleanup_(pool_unrefp) struct pool *pool = NULL;
+    if (!handle || !location)
+        return CUDA_ERROR_INVALID_VALUE;
+    RETURN_IF(location_pool(location, type, &pool));
+    *handle = pool_handle(pool);
+    return CUDA_SUCCESS;
 }
 
 CUresult
 soft_cuDeviceGetMemPool(CUmemoryPool *handle, CUdevice device)
 {
     CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
-    return location_handle(handle, &location, CU_MEM_ALLOCATION_TYPE_PINNED, true);
-}
-
-CUresult
-soft_cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle)
-{
-    CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
-    if (!device_find(device))
-        return CUDA_ERROR_INVALID_DEVICE;
-    HOLD(pool, pool, handle);
-    if (pool->imported || pool->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-        !location_is(&pool->location, &location))
-        return CUDA_ERROR_INVALID_VALUE;
-    LOCKED(&soft->pools.lock);
-    struct pool *before = marked_find(&location, CU_MEM_ALLOCATION_TYPE_PINNED, true);
-    if (pool->ended)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (before)
-        before->current = false;
-    pool->current = true;
-    return CUDA_SUCCESS;
+    return soft_cuMemGetMemPool(handle, &location, CU_MEM_ALLOCATION_TYPE_PINNED);
 }
 
 /* Figures and settings. Those of an imported pool are its exporter's. */
@@ -283,14 +243,6 @@ own_get(CUmemoryPool handle, struct pool **ret)
         return CUDA_ERROR_INVALID_VALUE;
     *ret = TAKE_PTR(pool);
     return CUDA_SUCCESS;
-}
-
-/* What is freed has gone back. */
-CUresult
-soft_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep UNUSED)
-{
-    _cleanup_(pool_unrefp) struct pool *pool = NULL;
-    return own_get(handle, &pool);
 }
 
 /* Where an attribute is kept: the first three are switches, ints, the others have 64 bits. NULL for

@@ -34,7 +34,6 @@ struct pool {
     CUmemAllocationHandleType handle_types;
     struct device *device; /* of the location; NULL: the host */
     bool standard;         /* the default one of its location and type */
-    bool current;          /* the one to allocate from; none: the default one */
     bool imported;
     bool ended; /* there is no handle any more; under the lock of all pools */
     int reuse[3];
@@ -67,7 +66,7 @@ CUresult pool_new(const CUmemPoolProps *props, struct device *device, struct mem
                   struct pool **ret);
 /* Sees to it that there is a file. Needs the lock of all pools. */
 CUresult pool_file(struct pool *pool);
-/* The current pool of a device, made if need be; a new reference. */
+/* The default pool of a device, made if need be; a new reference. */
 CUresult pool_of_device(struct device *device, struct pool **ret);
 
 /* Makes that part of the file an allocation. Needs the lock of all pools. */

@@ -45,10 +45,3 @@ soft_cuGetProcAddress_v2(const char *symbol, void **fn, int version, uint64_t fl
         *status = found;
     return CUDA_SUCCESS;
 }
-
-CUresult
-soft_cuGetProcAddress(const char *symbol, void **fn, int version, uint64_t flags)
-{
-    RETURN_IF(soft_cuGetProcAddress_v2(symbol, fn, version, flags, NULL));
-    return *fn ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-}

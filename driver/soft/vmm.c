@@ -365,18 +365,3 @@ soft_cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *des
     }
     return CUDA_SUCCESS;
 }
-
-CUresult
-soft_cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
-                    CUdeviceptr address)
-{
-    if (!flags || !location)
-        return CUDA_ERROR_INVALID_VALUE;
-    RETURN_IF(check_access(&(CUmemAccessDesc){.location = *location}));
-    LOCKED(&soft->ranges.lock);
-    struct range *range = range_find(&soft->ranges.usable, (uintptr_t)address);
-    if (!range || range->kind != RANGE_MAPPING)
-        return CUDA_ERROR_INVALID_VALUE;
-    *flags = range->device_access[location->id];
-    return CUDA_SUCCESS;
-}

@@ -134,9 +134,8 @@ pool_step(struct worker *worker)
     CUdeviceptr at;
     switch (pick(worker, 16)) {
     case 0: MUST(cuStreamSynchronize(worker->stream)); break;
-    case 1: MUST(cuMemPoolTrimTo(pool, pick(worker, LARGEST))); break;
-    case 2: MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero)); break;
-    case 3: /* a pool that ends while its memory is in use */
+    case 1: MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &zero)); break;
+    case 2: /* a pool that ends while its memory is in use */
         own = soft_pool(CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE, 0);
         MUST(cuMemAllocFromPoolAsync(&at, 4096, own, worker->stream));
         MUST(cuMemsetD8Async(at, 1, 4096, worker->stream));

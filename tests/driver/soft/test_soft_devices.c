@@ -243,7 +243,7 @@ CAID_TEST(soft_devices, memory_is_on_the_device_that_the_ordinal_means)
     ATTRIBUTE_IS(DEVICE_ORDINAL, at, 1);
     cr_assert_eq(used_of(1), GRAN);
     MUST(cuMemFree_v2(at));
-    MUST(cuDeviceGetDefaultMemPool(&pool, 1));
+    MUST(cuDeviceGetMemPool(&pool, 1));
     MUST(cuMemAllocAsync(&at, GRAN, NULL));
     ATTRIBUTE_IS(DEVICE_ORDINAL, at, 1);
     cr_assert_eq(used_of(1), GRAN);
@@ -356,7 +356,7 @@ CAID_TEST(soft_devices, access_is_given_to_mappings_and_pools)
     assert_reach(mapping.at, true);
     soft_unmap(&mapping);
 
-    MUST(cuDeviceGetDefaultMemPool(&pool, 0));
+    MUST(cuDeviceGetMemPool(&pool, 0));
     MUST(cuMemAllocFromPoolAsync(&at, 512, pool, NULL));
     assert_reach(at, false);
     MUST(cuMemPoolSetAccess(pool, &desc, 1));

@@ -183,8 +183,6 @@ OFFER_TEST(an_imported_pool_only_imports)
     int fd;
     CUdeviceptr imported = import_one(0);
     REFUSED(INVALID_VALUE, cuMemAllocFromPoolAsync(&at, 512, offer.pool, NULL));
-    REFUSED(INVALID_VALUE, cuDeviceSetMemPool(0, offer.pool));
-    REFUSED(INVALID_VALUE, cuMemPoolTrimTo(offer.pool, 0));
     for (int i = 1; i <= 8; i++) {
         CUmemPool_attribute attribute = (CUmemPool_attribute)i;
         REFUSED(INVALID_VALUE, cuMemPoolGetAttribute(offer.pool, attribute, &value));
