@@ -19,12 +19,12 @@
 #include "session/interrupt.h"
 #include "session/stream.h"
 
-/* Fences of one bracket, which come in portions. Far more than pages have slots; only a daemon
- * that is none has more. */
+/* Fences of one bracket, which come in portions. Far more than pages have slots: only a broken
+ * daemon sends more. */
 #define FENCES_MAX (1u << 20)
-/* How long the answer to a cancellation is waited for. */
+/* How long to wait for the answer to a cancellation. */
 #define CANCEL_NS (200 * NSEC_PER_MSEC)
-/* How long after its time the daemon has to answer. */
+/* How much longer than the timeout the daemon may take to answer. */
 #define GRACE_NS NSEC_PER_SEC
 
 enum bracket_state {
@@ -39,8 +39,8 @@ struct caid_bracket {
     struct caid_client *client;
 
     /* Fixed. */
-    struct lane *lane;    /* NULL: the host's; the caller's reference */
-    uint64_t deadline_ns; /* of the whole begin; 0: it does not wait */
+    struct lane *lane;    /* NULL: the host waits; holds a reference */
+    uint64_t deadline_ns; /* of the whole begin; 0: do not wait */
     struct msg_begin_params params;
     char names[128]; /* of the arrays, for messages */
 
@@ -49,26 +49,27 @@ struct caid_bracket {
     enum bracket_state state;
     struct call begin;
     uint64_t asked_ns;
-    bool granted;              /* the daemon has opened the bracket */
-    bool begun;                /* it is open, or was */
+    bool granted;              /* the daemon has granted it */
+    bool begun;                /* it is open, or was open */
     bool given_up;             /* by its caller */
-    bool has_ended;            /* it is in the list, or has been */
+    bool has_ended;            /* it is in a list, or was */
     uint64_t sent_seq;         /* the last request before its end */
-    struct bracket_list *list; /* the table's `unsent` or `told`; NULL: in neither */
+    struct bracket_list *list; /* the table's `unsent` or `sent`; NULL: in neither */
     TAILQ_ENTRY(caid_bracket) of_list;
     LIST_ENTRY(caid_bracket) of_table;
     struct msg_end_params end;
-    struct caid_error failed; /* why it has not begun; code 0: it has, or may */
+    struct caid_error failed; /* why it has not begun; code 0: it has not failed */
 
     /* What is waited for: under the client's lock until it is granted, then of the thread that
      * has it, and fixed from OPEN on. By page and slot. */
     struct fence *fences;
     size_t n_fences, fences_capacity;
     uint64_t last_page, last_slot; /* of the fences that came */
-    bool more;                     /* are to be asked for */
+    bool more;                     /* there are more fences to ask for */
 
-    uint64_t *written; /* the daemon's numbers of those that are written: behind the leases */
-    uint64_t leases[]; /* of arrays that are read, then of those that are written */
+    /* the daemon's numbers of the arrays that it writes: behind the leases */
+    uint64_t *written;
+    uint64_t leases[]; /* of arrays that it reads, then of those that it writes */
 };
 
 void
@@ -81,7 +82,7 @@ bracket_table_init(struct bracket_table *table)
 
 /* ---- life ---- */
 
-/* Never drops the client's last reference: who is here has entered it. */
+/* Never drops the client's last reference: the calling thread has entered the client. */
 static void
 bracket_unref(struct caid_bracket *bracket)
 {
@@ -91,7 +92,7 @@ bracket_unref(struct caid_bracket *bracket)
     free(bracket);
 }
 
-/* Another state, which whoever waits for it is told. Under the client's lock. */
+/* Changes the state and wakes who waits for it. Under the client's lock. */
 static void
 set_state(struct caid_bracket *bracket, enum bracket_state state)
 {
@@ -110,8 +111,8 @@ drop_fences(struct caid_bracket *bracket)
     bracket->fences = NULL;
 }
 
-/* Gives back what only the caller's reference needs: nothing is added to one that is given up, or
- * over. Not under the lock. */
+/* Frees what only the caller's reference needs: nothing is added once it is given up or over. Not
+ * under the lock. */
 static void
 let_go(struct caid_bracket *bracket)
 {
@@ -120,9 +121,9 @@ let_go(struct caid_bracket *bracket)
     drop_fences(bracket);
 }
 
-/* ---- what is to be sent ---- */
+/* ---- what is sent ---- */
 
-/* Puts it into that list of the table's, out of the one that it is in; NULL: into none. */
+/* Moves it into that list of the table; NULL: into none. */
 static void
 set_list(struct caid_bracket *bracket, struct bracket_list *list)
 {
@@ -139,7 +140,7 @@ set_list(struct caid_bracket *bracket, struct bracket_list *list)
         bracket_unref(bracket);
 }
 
-/* Those that the daemon has heard of: it has answered what was asked later. */
+/* Forgets ends that the daemon has received: it has answered a later request. */
 static void
 forget_heard(struct caid_client *client)
 {
@@ -150,7 +151,7 @@ forget_heard(struct caid_client *client)
         set_list(bracket, NULL);
 }
 
-/* It is sent: where something was written, it stays until the daemon has heard of it. */
+/* The end is sent. If the bracket wrote, it stays in `sent` until the daemon has received it. */
 static void
 note_sent(struct caid_bracket *bracket)
 {
@@ -216,8 +217,9 @@ inventory_open(const struct caid_bracket *bracket, struct inventory *inventory)
     inventory_add_begin(inventory, &params);
 }
 
-/* Ends that are yet to be sent are of brackets that are open there. What they have written is told
- * at once: where the lease was closed meanwhile, the bracket is without that array. */
+/* An end that was not sent yet: the bracket is open there, so it is said to be open. What it has
+ * written is said at once: if a lease was closed meanwhile, the bracket is opened again without
+ * that array. */
 static void
 brackets_inventory(struct caid_client *client, struct inventory *inventory)
 {
@@ -229,7 +231,7 @@ brackets_inventory(struct caid_client *client, struct inventory *inventory)
     LIST_FOREACH(bracket, &table->all, of_table)
         if (bracket->granted && !bracket->has_ended)
             inventory_open(bracket, inventory);
-        else if (!bracket->granted) /* it may have been, without our hearing of it */
+        else if (!bracket->granted) /* it may have been granted, and the answer lost */
             inventory_end(bracket, &undone, inventory);
     TAILQ_FOREACH(bracket, &table->unsent, of_list) {
         inventory_end(bracket, &bracket->end, inventory);
@@ -254,15 +256,15 @@ queue_end(struct caid_bracket *bracket, const struct msg_end_params *end)
     call_flush(client); /* what does not fit goes later */
 }
 
-/* The same, as if it had not been. */
+/* Ends it as if it had not been granted. */
 static void
 send_undone(struct caid_bracket *bracket)
 {
     queue_end(bracket, &(struct msg_end_params){.undone = true});
 }
 
-/* The daemon answers at once, and if it was a grant that crossed the cancellation, others wait
- * for it to be given back: so the answer is not left to whoever reads next. */
+/* The daemon answers a cancellation at once. If a grant had crossed it, other clients wait until
+ * that is given back. So the answer is awaited here, and not left to whoever reads next. */
 static void
 cancel(struct caid_bracket *bracket)
 {
@@ -275,7 +277,7 @@ cancel(struct caid_bracket *bracket)
         call_look_for(client, &bracket->begin);
 }
 
-/* What is asked for is given up: cancelled, or given back. Under the client's lock, which it drops
+/* Gives up a begin: cancels it, or gives the grant back. Under the client's lock, which it drops
  * meanwhile. */
 static void
 bracket_give_up(struct caid_bracket *bracket)
@@ -291,7 +293,7 @@ bracket_give_up(struct caid_bracket *bracket)
 
 /* ---- the daemon's answer ---- */
 
-/* They come in order, each of them once: so portions come to an end. */
+/* Fences come in order, each of them once, so that the portions end. */
 static bool
 fences_are_new(const struct caid_bracket *bracket, const struct msg_fences_result *result)
 {
@@ -346,8 +348,8 @@ add_fences(struct caid_bracket *bracket, const struct msg_fences_result *result,
     return 0;
 }
 
-/* Takes the pages in any case: the daemon counts on them being here. When that fails, the
- * connection ends, and the bracket may have gone with it. */
+/* Takes the pages in any case: the daemon relies on the client having them. If that fails, the
+ * connection ends, and the bracket may be freed. */
 static int
 take_grant(struct caid_client *client, struct call *call, const void *reply,
            struct call_fds *fds)
@@ -362,7 +364,8 @@ take_grant(struct caid_client *client, struct call *call, const void *reply,
     return bracket->given_up ? 0 : add_fences(bracket, result, &call->error);
 }
 
-/* The begin is answered, or the connection has ended. A grant that nobody wants is given back. */
+/* The begin was answered, or the connection has ended. A grant that nobody waits for is given
+ * back. */
 static void
 begin_over(struct caid_client *client, struct call *call)
 {
@@ -377,15 +380,15 @@ begin_over(struct caid_client *client, struct call *call)
     bracket_unref(bracket);
 }
 
-/* ---- what did not fit its answer ---- */
+/* ---- further portions ---- */
 
 struct more_call {
     struct call call;
     struct caid_bracket *bracket;
 };
 
-/* The pages stay in any case; of one that was left, the bracket, which has not begun, is given back
- * by its caller. */
+/* The pages are kept in any case. If nobody waits for this answer, the bracket has not begun, and
+ * its caller gives it back. */
 static int
 take_more(struct caid_client *client, struct call *call, const void *reply,
           struct call_fds *fds)
@@ -397,7 +400,7 @@ take_more(struct caid_client *client, struct call *call, const void *reply,
     return r < 0 || call->left ? r : add_fences(more->bracket, result, &call->error);
 }
 
-/* How long an answer may take in the bracket's own time; UINT64_MAX: it has none. */
+/* How long an answer may take within the bracket's deadline; UINT64_MAX: no limit. */
 static uint64_t
 time_left(const struct caid_bracket *bracket)
 {
@@ -492,14 +495,14 @@ check_options(const struct caid_client *client, const struct caid_bracket_option
     return r < 0 ? r : check_arrays(client, options->writes, options->n_writes, true, error);
 }
 
-/* Those that are read, then those that are written. */
+/* Leases that it reads, then leases that it writes. */
 static const struct caid_array *
 array_at(const struct caid_bracket_options *options, size_t i)
 {
     return i < options->n_reads ? options->reads[i] : options->writes[i - options->n_reads];
 }
 
-/* Adds as many names as fit, and says how many there are more. */
+/* Adds as many names as fit, and how many more there are. */
 static void
 add_names(char *names, size_t size, const struct caid_bracket_options *options)
 {
@@ -561,8 +564,8 @@ bracket_new(struct caid_client *client, const struct caid_bracket_options *optio
     return bracket;
 }
 
-/* Memory of a device is there for the streams of the one that it is mapped for; host memory for
- * those of all. */
+/* Memory of a device can be used by streams of the device that it is mapped for; host memory by
+ * all. */
 static int
 check_device(const struct lane *lane, const struct caid_array *array, struct caid_error *error)
 {
@@ -647,8 +650,8 @@ fail_abandoned(const struct caid_bracket *bracket, struct caid_error *error)
                 bracket->names);
 }
 
-/* Has the lane, or the host, wait for all fences: 0, 1 for not by the deadline. Where the daemon
- * does not tell them all, the begin ends. */
+/* Makes the lane, or the host, wait for all fences. 0; 1: the deadline has come. If the daemon does
+ * not send them all, the begin fails. */
 static int
 wait_for_fences(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_error *error)
 {
@@ -672,7 +675,7 @@ wait_for_fences(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_
                 bracket->names);
 }
 
-/* What has passed is of no interest any more, and its page may go. */
+/* Forgets passed fences, so that their pages may go. */
 static void
 drop_passed(struct caid_bracket *bracket)
 {
@@ -712,7 +715,7 @@ enter(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_error *err
     return r;
 }
 
-/* Waits for the daemon's answer: 1 for not yet. */
+/* Waits for the daemon's answer. 1: it has not come yet. */
 static int
 wait_for_answer(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_error *error)
 {
@@ -741,7 +744,7 @@ wait_for_turn(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_er
     int r = wait_for_answer(bracket, deadline_ns, error);
     if (r != 0)
         return r;
-    while (bracket->state == BRACKET_BUSY) /* another thread's wait */
+    while (bracket->state == BRACKET_BUSY) /* another thread waits for it */
         if (wake_wait(&bracket->begin.wake, &client->lock,
                       interrupt_look_by(client, deadline_ns)) < 0) {
             if (clock_now_ns() >= deadline_ns)
@@ -825,8 +828,8 @@ send_end(struct caid_bracket *bracket, const struct msg_end_params *end)
     pthread_mutex_unlock(&client->lock);
 }
 
-/* Under the lane's lock from the signal until the end is on its way: the daemon takes no fence
- * that runs backwards. */
+/* Under the lane's lock, from the signal until the end is sent: the daemon takes no fence that goes
+ * backwards. */
 static int
 signal_end(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
 {
@@ -848,8 +851,8 @@ signal_end(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
     return r;
 }
 
-/* Whether the stream could be waited for: then there is nothing to signal. A capture would be
- * ended by that, and a stream of another thread's is not to be had. */
+/* Whether the stream has been waited for: then no signal is needed. A capture would be ended by a
+ * wait, and another thread's stream may be out of reach. */
 static bool
 has_drained(struct caid_bracket *bracket, const struct caid_error *why)
 {
@@ -864,8 +867,8 @@ has_drained(struct caid_bracket *bracket, const struct caid_error *why)
     return result == CUDA_SUCCESS;
 }
 
-/* Where no signal can be enqueued (there is no page for one more stream, say), the host waits for
- * the stream; where it cannot, nobody knows what was written. */
+/* If no signal can be enqueued (for instance, there is no page for one more stream), the host waits
+ * for the stream. If it cannot, nobody knows what was written. */
 static int
 finish(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
 {
@@ -882,13 +885,13 @@ finish(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
     return drained ? 0 : fail_again(error, &why);
 }
 
-/* Takes it from others who might end it. Under the lock. */
+/* Takes it, so that no other thread ends it. Under the lock. */
 static int
 take_open(struct caid_bracket *bracket, struct caid_error *error)
 {
     struct caid_client *client = bracket->client;
 
-    if (client->lost.code != 0) { /* it was ended with the connection */
+    if (client->lost.code != 0) { /* the connection has ended it */
         if (bracket->state == BRACKET_OPEN)
             set_state(bracket, BRACKET_OVER);
         return fail_again(error, &client->lost);
@@ -941,8 +944,8 @@ caid_bracket_abandon(struct caid_bracket *bracket, struct caid_error *error)
     return bracket_end(bracket, true, error);
 }
 
-/* Ends what is open as abandoned, and gives up what is asked for. Under the client's lock, which
- * it drops meanwhile. */
+/* Ends an open bracket as abandoned, and gives up one that is asked for. Under the client's lock,
+ * which it drops meanwhile. */
 static void
 abandon_bracket(struct caid_bracket *bracket)
 {
@@ -972,7 +975,7 @@ caid_bracket_free(struct caid_bracket *bracket)
     client_leave(client);
 }
 
-/* NULL: there is none that can be ended. What another thread has is that thread's. */
+/* NULL: there is none to end here. A bracket that another thread has is left to that. */
 static struct caid_bracket *
 find_unfinished(struct caid_client *client)
 {
@@ -1003,9 +1006,9 @@ const struct feature bracket_feature = {
     .lost = lost,
 };
 
-/* ---- what it has read ---- */
+/* ---- lost fences ---- */
 
-/* Whether a fence is lost of what it read: 1. What cannot be is CAID_ERR_PROTOCOL. */
+/* 1: a fence of what it has read is lost. CAID_ERR_PROTOCOL: the fence cannot be. */
 static int
 look_for_loss(const struct caid_bracket *bracket, struct caid_error *error)
 {
@@ -1028,7 +1031,7 @@ caid_bracket_check(struct caid_bracket *bracket, struct caid_error *error)
     if (r < 0)
         return r;
     pthread_mutex_lock(&bracket->client->lock);
-    bool begun = bracket->begun; /* its fences change no more, also when it has ended */
+    bool begun = bracket->begun; /* its fences do not change any more, even after its end */
     pthread_mutex_unlock(&bracket->client->lock);
     if (!begun)
         return fail(error, CAID_ERR_INVALID, "%s: the bracket has not begun", bracket->names);

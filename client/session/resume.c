@@ -21,10 +21,10 @@
 
 #define PAUSE_MIN_NS (2 * NSEC_PER_MSEC) /* between two looks for a daemon */
 #define PAUSE_MAX_NS (50 * NSEC_PER_MSEC)
-#define ANSWER_NS    (5 * NSEC_PER_SEC)   /* for each answer of its */
-#define FAREWELL_NS  (600 * NSEC_PER_SEC) /* for a daemon to say goodbye to */
+#define ANSWER_NS    (5 * NSEC_PER_SEC)   /* for each answer of the daemon */
+#define FAREWELL_NS  (600 * NSEC_PER_SEC) /* how long to look for a daemon that is to be told */
 
-/* ---- what is claimed ---- */
+/* ---- the inventory ---- */
 
 void
 inventory_add(struct inventory *inventory, enum inventory_kind kind, uint64_t value)
@@ -65,9 +65,9 @@ inventory_deinit(struct inventory *inventory)
         free(inventory->lists[i].v);
 }
 
-/* ---- a talk with the daemon, before anybody else has one ---- */
+/* ---- calls that are made before the client's own ---- */
 
-/* A client of its own, without features, for the calls of one attempt to come back. */
+/* A client without features, for the calls of one attempt to resume. */
 static struct caid_client *
 talk_new(const struct caid_client *client)
 {
@@ -86,7 +86,7 @@ talk_new(const struct caid_client *client)
     return talk;
 }
 
-/* Ends it, and the call that is under way. */
+/* Ends its connection, and its call under way. */
 static void
 talk_cancel(struct caid_client *talk)
 {
@@ -98,12 +98,12 @@ talk_cancel(struct caid_client *talk)
 static void
 talk_free(struct caid_client *talk)
 {
-    talk_cancel(talk); /* calls that were left, too */
+    talk_cancel(talk); /* abandoned calls, too */
     client_unref(talk);
 }
 
-/* It may say otherwise later: its driver is not there yet, others have left no room. Or it has said
- * nothing, and what failed is here. */
+/* Whether another attempt may succeed: the driver is not there yet, limits are reached, or the
+ * daemon has not answered and the failure is our own. */
 static bool
 is_passing(int32_t code)
 {
@@ -111,7 +111,7 @@ is_passing(int32_t code)
            code == CAID_ERR_SHUTDOWN || code == CAID_ERR_TIMEOUT || code >= CAID_ERR_NO_DAEMON;
 }
 
-/* -EREMOTEIO: it refuses; -EAGAIN: for now. */
+/* -EREMOTEIO: the daemon refuses; -EAGAIN: it may accept later. */
 static int
 resume_ask(struct caid_client *talk, enum msg_method method, const void *params,
            struct reply *reply, void *ret_result, struct caid_error *why)
@@ -120,7 +120,7 @@ resume_ask(struct caid_client *talk, enum msg_method method, const void *params,
     return r == 0 ? 0 : is_passing(why->code) ? -EAGAIN : -EREMOTEIO;
 }
 
-/* ---- the claims ---- */
+/* ---- sending the inventory ---- */
 
 static struct msg_u64s
 take_some(struct inventory_list *list, size_t *at, uint32_t width, uint32_t *room)
@@ -146,7 +146,7 @@ ask_resume(struct caid_client *talk, const struct msg_resume_params *params,
     return r == 0 && inventory->failed ? -ENOMEM : r;
 }
 
-/* Leases come after the blocks that they are in, and ends after the pages of their fences. */
+/* Blocks come before the leases in them, and pages before the ends with fences in them. */
 static int
 send_inventory(struct caid_client *talk, struct inventory *inventory, struct caid_error *why)
 {
@@ -204,7 +204,7 @@ are_none(const struct inventory *inventory)
     return inventory->deferring == 0;
 }
 
-/* Of more, the daemon does not know what it has answered. */
+/* The daemon remembers no more answers than that. */
 static void
 inventory_call(struct inventory *inventory, enum inventory_kind kind, const struct call *call)
 {
@@ -212,7 +212,8 @@ inventory_call(struct inventory *inventory, enum inventory_kind kind, const stru
         inventory_add(inventory, kind, call->seq);
 }
 
-/* What is repeated may have been carried out; of that, the daemon that comes next knows. */
+/* Calls that will be repeated, although an earlier daemon may have carried them out: the next one
+ * remembers which. */
 static void
 inventory_calls(struct caid_client *client, struct inventory *inventory)
 {
@@ -264,7 +265,7 @@ is_ending(struct caid_client *client)
     return ends;
 }
 
-/* Who has nothing need not be known. */
+/* A client that has nothing need not be known to the daemon. */
 static int
 send_all(struct caid_client *client, struct caid_client *talk, struct inventory *inventory,
          bool is_known, struct caid_error *why)
@@ -276,15 +277,15 @@ send_all(struct caid_client *client, struct caid_client *talk, struct inventory 
     if (r == 0 && is_known)
         r = send_brackets(talk, inventory, why);
     if (r == 0 && is_known && is_ending(client))
-        r = -ECANCELED; /* else it could not say any more that it leaves */
+        r = -ECANCELED; /* after RESUME is done, it could not say any more that it leaves */
     if (r == 0 && is_known)
         r = send_done(talk, inventory, why);
     return r;
 }
 
-/* ---- the return ---- */
+/* ---- coming back ---- */
 
-/* In steps: the client may close meanwhile. */
+/* In short steps: the client may close meanwhile. */
 static int
 reach(struct caid_client *talk)
 {
@@ -305,8 +306,9 @@ reach(struct caid_client *talk)
     return 0;
 }
 
-/* 1: it knows us. -EREMOTEIO: it is another kind of daemon. From its answer on it knows us by the
- * new token, which the talk has, also where it dies at once. */
+/* 1: the daemon knows the client. -EREMOTEIO: it is another kind of daemon. As soon as it has
+ * answered, it knows the client by the new token, also if the connection ends at once. So `talk`
+ * has that token now. */
 static int
 hello(struct caid_client *talk, struct caid_error *why)
 {
@@ -322,13 +324,13 @@ hello(struct caid_client *talk, struct caid_error *why)
     struct msg_hello_result result;
 
     if (talk->resume.sees_daemon && !presence_is_taken(talk->socket))
-        return -EAGAIN; /* it was stopped: it is not for us to have it started */
+        return -EAGAIN; /* the daemon was stopped: do not have its socket start it */
     int r = reach(talk);
     if (r == 0)
         r = resume_ask(talk, MSG_HELLO, &params, &reply, &result, why);
     if (r < 0)
         return r;
-    if (result.token.n != 2) /* it is on its way out */
+    if (result.token.n != 2) /* it is stopping */
         return -EAGAIN;
     if (result.n_devices != talk->n_devices)
         return -EREMOTEIO;
@@ -336,7 +338,7 @@ hello(struct caid_client *talk, struct caid_error *why)
     return result.resumed;
 }
 
-/* Whoever polls the old one goes on with the new one. */
+/* The program may poll the fd: the new socket takes the number of the old one. */
 static int
 replace_socket(struct caid_client *client, struct caid_client *talk)
 {
@@ -344,14 +346,14 @@ replace_socket(struct caid_client *client, struct caid_client *talk)
 
     if (dup3(talk->sock, client->sock, O_CLOEXEC) < 0)
         return -errno;
-    talk->sock = fd_close(talk->sock); /* it ends without the connection */
+    talk->sock = fd_close(talk->sock); /* `talk` is freed without closing it */
     if (client->epoll_fd >= 0 &&
         epoll_ctl(client->epoll_fd, EPOLL_CTL_ADD, client->sock, &event) < 0)
         return -errno;
     return 0;
 }
 
-/* Their arrays are told. */
+/* Tells the arrays whose leases are gone. */
 static void
 lose_leases(struct caid_client *client, const struct inventory_list *lost)
 {
@@ -403,7 +405,7 @@ talk_over(struct caid_client *client, struct caid_client *talk, struct caid_erro
     pthread_mutex_lock(&client->lock);
     memcpy(resume->token, talk->resume.token, sizeof(resume->token));
     if (talk->left && (!resume->left || talk->left < resume->left)) {
-        resume->since_ns = clock_now_ns(); /* it comes on */
+        resume->since_ns = clock_now_ns(); /* progress: the time to wait begins anew */
         resume->left = talk->left;
     }
     if (r >= 0 && client->away && !resume->ends)
@@ -412,7 +414,7 @@ talk_over(struct caid_client *client, struct caid_client *talk, struct caid_erro
     return r;
 }
 
-/* Under lock, which it drops meanwhile. 0, or it is to be tried again. */
+/* Under the lock, which it drops meanwhile. 0: resumed, or try again. */
 static int
 seek(struct caid_client *client)
 {
@@ -450,7 +452,8 @@ inventory_creates(const struct caid_client *client, struct inventory *undone)
             inventory_call(undone, INVENTORY_UNDO, call);
 }
 
-/* What calls have made that will not hear of it is to be undone, where that can be said. */
+/* Undoes what calls have created whose callers do not hear of it, as far as the daemon can be
+ * told. */
 static void
 seek_until(struct caid_client *client, struct inventory *undone)
 {
@@ -474,7 +477,8 @@ seek_until(struct caid_client *client, struct inventory *undone)
         tell_return(client);
 }
 
-/* What the daemon said before it went is taken first; where another thread reads, by that one. */
+/* Messages that came before the hang-up are handled first, by the thread that reads if there is
+ * one. */
 static void
 await_hangup(struct caid_client *client)
 {
@@ -492,8 +496,8 @@ await_hangup(struct caid_client *client)
 
 /* ---- the end ---- */
 
-/* A client that does not come back, as the next daemon is to hear of it; on a thread of its own,
- * since the program need not wait for that. */
+/* A client that does not come back, which the next daemon is to be told: on a thread of its own, so
+ * that the program need not wait. */
 struct farewell {
     struct caid_client *as;
     struct inventory undone;
@@ -508,7 +512,7 @@ farewell_free(struct farewell *farewell)
     free(farewell);
 }
 
-/* Others need not wait for this client. -EAGAIN: not yet. */
+/* Tells the daemon that nobody need wait for this client. -EAGAIN: not yet. */
 static int
 say_goodbye(struct farewell *farewell)
 {
@@ -588,7 +592,7 @@ resume_run(void *userdata)
 
 /* ---- for the others ---- */
 
-/* Starts the thread. False: the client does not come back. */
+/* Starts the thread. false: the client will not come back. */
 static bool
 start(struct caid_client *client)
 {
