@@ -85,7 +85,7 @@ find_configured(const struct core *core, const char *name)
     return pool && strcmp(pool->name, name) == 0 ? pool : NULL;
 }
 
-/* Pools that the new configuration lacks. They are marked as leaving. */
+/* Makes the configured pools that do not exist. They are leaving until set_pools() keeps them. */
 static int
 make_pools(struct core *core, const struct core_config *config)
 {
@@ -102,7 +102,7 @@ make_pools(struct core *core, const struct core_config *config)
     return r;
 }
 
-/* Doomed blocks of the pool are released in their turn; its reserve is doomed at once. */
+/* Entries in the queues are freed in their time; blocks that become empty go at once. */
 static void
 drop_pool(struct core *core, struct pool *pool)
 {

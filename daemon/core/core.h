@@ -130,8 +130,7 @@ struct core_config {
 
 /* Copies config. -EINVAL: it names a pool twice or badly. */
 int core_new(struct core **ret, const struct core_config *config, uint64_t now_ns);
-/* Copies the name of a configured pool that has arrays or timelines, which a new configuration must
- * not lack. */
+/* Whether a configured pool has arrays or timelines: then a new configuration must not lack it. */
 bool core_pool_is_used(const struct core *core, const char *name);
 /*
  * Takes over what may change: pools, those of uids, limits, totals, memory, blocks,
