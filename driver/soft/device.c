@@ -191,17 +191,10 @@ soft_cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice dev
     if (attribute == CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)
         *value = PCI_DOMAIN;
     else if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
-        *value = (int)device_bus(device_find(device));
+        *value = device_find(device)->index + 1;
     else
         *value = soft->settings.attributes[attribute];
     return CUDA_SUCCESS;
-}
-
-void
-device_capability(int *ret_major, int *ret_minor)
-{
-    *ret_major = soft->settings.attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR];
-    *ret_minor = soft->settings.attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR];
 }
 
 CUresult
@@ -210,25 +203,7 @@ soft_cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
     RETURN_IF(device_arg(device, major));
     if (!minor)
         return CUDA_ERROR_INVALID_VALUE;
-    device_capability(major, minor);
+    *major = soft->settings.attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR];
+    *minor = soft->settings.attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR];
     return CUDA_SUCCESS;
-}
-
-unsigned int
-device_bus(const struct device *device)
-{
-    return (unsigned int)device->index + 1;
-}
-
-struct device *
-device_find_bus(const char *id)
-{
-    unsigned int domain, bus;
-    int end = 0;
-    if (sscanf(id, "%x:%x:00%n", &domain, &bus, &end) != 2 || end == 0 || domain != PCI_DOMAIN)
-        return NULL;
-    for (int i = 0; i < soft->settings.n_devices; i++)
-        if (device_bus(&soft->devices[i]) == bus)
-            return &soft->devices[i];
-    return NULL;
 }

@@ -19,7 +19,7 @@
 struct context;
 
 struct device {
-    int index;        /* among all devices: for NVML, and for its place on the bus */
+    int index;        /* among all devices: for NVML, and its bus is one more */
     CUdevice ordinal; /* in this process; -2 for one that CUDA_VISIBLE_DEVICES hides */
     CUuuid uuid;
     char uuid_text[SOFT_UUID_SIZE];   /* "GPU-...", as NVML writes it */
@@ -49,10 +49,6 @@ void device_fault(struct device *device, CUresult result); /* the first one stay
 void device_vanish(struct device *device);
 /* DEVICE_UNAVAILABLE for one that vanished; a device that this process does not have is fine. */
 CUresult device_check(const struct device *device);
-unsigned int device_bus(const struct device *device);
-/* By what NVML calls its place: NULL for none of ours. A hidden one, too. */
-struct device *device_find_bus(const char *id);
-void device_capability(int *ret_major, int *ret_minor);
 /* NOT_SUPPORTED where the attribute is 0: for calls that it stands for. */
 CUresult device_has(CUdevice_attribute attribute);
 /* Checks an entry point's device and output. */

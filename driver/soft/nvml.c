@@ -2,7 +2,6 @@
 /* Device figures with no context. A forked child may ask, too: nothing here has a thread. */
 #include "soft.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "memory.h"
@@ -36,7 +35,6 @@ nvmlErrorString(nvmlReturn_t result)
     case NVML_ERROR_NOT_FOUND: return "not found";
     case NVML_ERROR_INSUFFICIENT_SIZE: return "insufficient size";
     case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
-    case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "structure of another version";
     default: return "unknown error";
     }
 }
@@ -103,24 +101,10 @@ write_text(char *out, unsigned int size, const char *text)
 }
 
 nvmlReturn_t
-soft_nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *device)
-{
-    RETURN_IF(nvml_enter(id && device ? id : NULL));
-    return give_device(device_find_bus(id), device);
-}
-
-nvmlReturn_t
 soft_nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int size)
 {
     RETURN_IF(nvml_enter_device(device, uuid));
     return write_text(uuid, size, device->uuid_text);
-}
-
-nvmlReturn_t
-soft_nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int size)
-{
-    RETURN_IF(nvml_enter_device(device, name));
-    return write_text(name, size, soft->settings.name);
 }
 
 nvmlReturn_t
@@ -134,67 +118,10 @@ soft_nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 }
 
 nvmlReturn_t
-soft_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
-{
-    nvmlMemory_t plain;
-    RETURN_IF(nvml_enter_device(device, memory));
-    if (memory->version != NVML_STRUCT_VERSION(nvmlMemory_v2_t, 2U))
-        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    RETURN_IF(soft_nvmlDeviceGetMemoryInfo(device, &plain));
-    memory->total = plain.total;
-    memory->reserved = 0;
-    memory->free = plain.free;
-    memory->used = plain.used;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t
 soft_nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t *mode)
 {
     RETURN_IF(nvml_enter_device(device, mode));
     *mode = soft->settings.persistence ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t
-soft_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
-{
-    RETURN_IF(nvml_enter_device(device, index));
-    *index = (unsigned int)device->index;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t
-soft_nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
-{
-    RETURN_IF(nvml_enter_device(device, major && minor ? major : NULL));
-    device_capability(major, minor);
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t
-soft_nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *info)
-{
-    RETURN_IF(nvml_enter_device(device, info));
-    *info = (nvmlPciInfo_t){.domain = PCI_DOMAIN, .bus = device_bus(device)};
-    snprintf(info->busIdLegacy, sizeof(info->busIdLegacy), "%04X:%02X:00.0", PCI_DOMAIN,
-             info->bus);
-    snprintf(info->busId, sizeof(info->busId), "%08X:%02X:00.0", PCI_DOMAIN, info->bus);
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t
-soft_nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_v1_t *info)
-{
-    RETURN_IF(nvml_enter_device(device, info));
-    if (info->version != NVML_STRUCT_VERSION(nvmlPciInfoExt_v1_t, 1U))
-        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    *info = (nvmlPciInfoExt_v1_t){
-        .version = info->version,
-        .domain = PCI_DOMAIN,
-        .bus = device_bus(device),
-    };
-    snprintf(info->busId, sizeof(info->busId), "%08X:%02X:00.0", PCI_DOMAIN, info->bus);
     return NVML_SUCCESS;
 }
 

@@ -169,42 +169,22 @@ CAID_TEST(soft_devices, only_ordinals_are_the_process_s_own)
 
 CAID_TEST(soft_devices, nvml_describes_them)
 {
-    nvmlMemory_v2_t memory = {.version = NVML_STRUCT_VERSION(nvmlMemory_v2_t, 2U)};
-    nvmlPciInfoExt_v1_t bus = {.version = NVML_STRUCT_VERSION(nvmlPciInfoExt_v1_t, 1U)};
-    nvmlPciInfo_t old_bus;
     nvmlDevice_t device, again;
-    unsigned int index;
-    int major, minor, version;
     nvmlEnableState_t persistence;
     char text[32];
+    int version;
     name_devices();
     see_some("0");
     soft_start();
-    cr_assert_eq(cu.nvmlDeviceGetIndex(NULL, &index), NVML_ERROR_UNINITIALIZED);
+    cr_assert_eq(cu.nvmlDeviceGetHandleByIndex_v2(1, &device), NVML_ERROR_UNINITIALIZED);
     cr_assert_eq(cu.nvmlInit_v2(), NVML_SUCCESS);
     device = nvml_device(1);
-    cr_assert_eq(cu.nvmlDeviceGetIndex(device, &index), NVML_SUCCESS);
-    cr_assert_eq(index, 1);
-    cr_assert_eq(cu.nvmlDeviceGetMemoryInfo_v2(device, &memory), NVML_SUCCESS);
-    cr_assert_eq(memory.used, 0);
-    cr_assert_eq(memory.total, memory.free);
-    memory.version = 1;
-    cr_assert_eq(cu.nvmlDeviceGetMemoryInfo_v2(device, &memory),
-                 NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
-    cr_assert_eq(cu.nvmlDeviceGetPciInfoExt(device, &bus), NVML_SUCCESS);
-    cr_assert_eq(cu.nvmlDeviceGetPciInfo_v3(device, &old_bus), NVML_SUCCESS);
-    cr_assert_str_eq(bus.busId, old_bus.busId);
-    cr_assert_eq(cu.nvmlDeviceGetHandleByPciBusId_v2(bus.busId, &again), NVML_SUCCESS);
-    cr_assert_eq(again, device);
-    cr_assert_eq(cu.nvmlDeviceGetHandleByPciBusId_v2("0000:01:00.0", &again),
-                 NVML_ERROR_NOT_FOUND);
     cr_assert_eq(cu.nvmlDeviceGetHandleByUUID(uuids[1], &again), NVML_SUCCESS);
+    cr_assert_eq(again, device);
     cr_assert_eq(cu.nvmlDeviceGetHandleByUUID(uuids[1] + 4, &again), NVML_SUCCESS);
     cr_assert_eq(again, device);
     cr_assert_eq(cu.nvmlDeviceGetPersistenceMode(device, &persistence), NVML_SUCCESS);
     cr_assert_eq(persistence, NVML_FEATURE_ENABLED);
-    cr_assert_eq(cu.nvmlDeviceGetCudaComputeCapability(device, &major, &minor), NVML_SUCCESS);
-    cr_assert_eq(major, 9);
     cr_assert_eq(cu.nvmlSystemGetCudaDriverVersion_v2(&version), NVML_SUCCESS);
     cr_assert_eq(version, 13000);
     cr_assert_eq(cu.nvmlSystemGetDriverVersion(text, sizeof(text)), NVML_SUCCESS);
