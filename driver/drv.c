@@ -395,7 +395,7 @@ device_get_vmm(const struct drv *drv, struct drv_device *device, struct drv_erro
                     CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 }
 
-/* What a driver does not know of is not there. */
+/* An attribute that the driver does not know is 0: the device lacks what it stands for. */
 static int
 device_trait(const struct drv *drv, CUdevice device, CUdevice_attribute attribute)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "legacy.h"
 
-/* What the driver does not know of it, it is not asked about: `unknown` is the answer. */
+/* The device's attribute, or `unknown` where the driver does not know it. */
 static int
 attribute(const struct drv *drv, CUdevice device, CUdevice_attribute which, int unknown)
 {

@@ -45,7 +45,7 @@ dealloc_ratio_bytes(uint64_t capacity, double ratio)
 {
     double bytes = (double)capacity * ratio;
 
-    if (!(bytes > 0)) /* nor a number, either */
+    if (!(bytes > 0)) /* or not a number */
         return 0;
     return bytes < 0x1p64 ? (uint64_t)bytes : UINT64_MAX;
 }

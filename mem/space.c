@@ -178,7 +178,7 @@ link_before(struct range *range, struct range *next)
     next->prev = range;
 }
 
-/* Gives the range its next neighbour's place as well, and ends the neighbour. */
+/* Joins the next neighbour to the range, and frees the neighbour. */
 static void
 absorb_next(struct range *range)
 {
@@ -319,7 +319,8 @@ fits(const struct range *range, uint64_t units, uint64_t align_units)
     return front_units(range, align_units) + units <= range->size_units;
 }
 
-/* Of an extent that has a free range of that many units, if not always at an aligned offset. */
+/* A free range of the extent that has so many units at an aligned offset; NULL: none was found.
+ * The extent has a free range of that many units. */
 static struct range *
 find_in(const struct extent *extent, uint64_t units, uint64_t align_units)
 {

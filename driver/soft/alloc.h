@@ -14,9 +14,9 @@ struct memory;
 /* A range of the context's, with full access, for range_insert(); NULL: no memory for it. */
 struct range *alloc_range_new(const struct context *context, enum range_kind kind, void *at,
                               size_t size);
-/* Maps usable pages and makes them known, as many bytes of them as were asked for. memory is NULL
- * for host memory; a reference passes, also when it fails. In one go, as it needs the map's lock: a
- * child that is forked meanwhile finds by the map what it has to unmap. */
+/* Maps so many bytes and inserts their range. memory is NULL for host memory; its reference is
+ * consumed, also on failure. Needs the map's lock for both steps: a child that is forked finds in
+ * the map what it has to unmap. */
 CUresult alloc_map(const struct context *context, enum range_kind kind, size_t size,
                    struct memory *memory, struct range **ret);
 /* Frees what starts at the address, or ends one of its openings, if it is of one of the kinds

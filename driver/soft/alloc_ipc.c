@@ -33,9 +33,9 @@ soft_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
     return CUDA_SUCCESS;
 }
 
-/* Counts one more opening of what the context has opened by this ticket, which takes no other
- * process; *ret is 0 when it has not. What another process offers can be open in one context of a
- * device at a time: INVALID_HANDLE in any other. Needs the map's lock. */
+/* Counts one more opening of the range that the context has opened by this ticket, without asking
+ * the other process; *ret is 0 where there is none. Memory of another process can be open in one
+ * context of a device at a time: INVALID_HANDLE in any other. Needs the map's lock. */
 static CUresult
 opened_again(const struct share_ticket *ticket, const struct context *context, CUdeviceptr *ret)
 {

@@ -36,7 +36,7 @@ struct copy_op {
     struct op op;
     struct side to, from;
     size_t width, height;
-    CUresult fault;         /* what it means that one side has gone */
+    CUresult fault;         /* the error when one side has been unmapped */
     unsigned char staged[]; /* the source, dense */
 };
 

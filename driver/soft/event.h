@@ -17,7 +17,7 @@ struct event_kind {
     CUresult (*record)(struct event *event, struct stream *stream);
     /* Makes what is enqueued into the stream from now on wait for the last record. */
     CUresult (*wait)(struct event *event, struct stream *stream);
-    /* About the last record; one that was never recorded has passed. */
+    /* Whether the last record has passed; true for an event that was never recorded. */
     bool (*passed)(struct event *event);
     /* Returns when the last record has passed, or the device is faulted. */
     void (*finish)(struct event *event);

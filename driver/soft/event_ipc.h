@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The inter-process events of a process, as far as others have to know of them. */
+/* What other files know of inter-process events. */
 #pragma once
 
 #include <pthread.h>
@@ -11,7 +11,7 @@ struct ipc_events {
     LIST_HEAD(, ipc_event) all;
 };
 
-/* Makes who waits for one look whether the device is faulted. */
+/* Wakes all who wait for an event, to look whether the device is faulted. */
 void event_ipc_interrupt(void);
 
 /* After fork(2), with the lock: the child has none. */

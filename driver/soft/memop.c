@@ -24,8 +24,8 @@
 #define MIN_PAUSE_NS UINT64_C(1000)
 #define MAX_PAUSE_NS UINT64_C(100000)
 
-/* It is a word's address that has to be known. An allocation may end inside the word, but its pages
- * do not. */
+/* Only the address of a word is looked up: an allocation may end inside the word, but its pages do
+ * not. */
 #define ADDRESS ((size_t)1)
 
 #define CONDITION 3U /* the bits of a wait's flags that say which */
@@ -60,8 +60,9 @@ word_meets(const struct word *word, uint64_t now)
     }
 }
 
-/* Has the kernel look, which finds out about missing pages and does not crash. Where it may not
- * (EPERM, ENOSYS) the word counts as met, and is looked at by who asks. */
+/* Reads the word through the kernel, which reports missing pages where a load would crash. Where
+ * that is not permitted (EPERM, ENOSYS), the condition counts as met, and the caller loads the
+ * word. */
 static int
 word_peek(const struct word *word, bool *ret_met)
 {
@@ -74,8 +75,8 @@ word_peek(const struct word *word, bool *ret_met)
     return 0;
 }
 
-/* Whether the word meets its condition, by an acquire load. A peek is none, but while it is not
- * met it will do. */
+/* Whether the word meets its condition, by an acquire load. A peek is no such load, and enough
+ * while the condition is not met. */
 static CUresult
 word_look(const struct word *word, bool *ret_met)
 {
@@ -115,8 +116,8 @@ word_write(const struct word *word)
     return CUDA_SUCCESS;
 }
 
-/* Longer each time: at first who waits for a few instructions of another thread, at last who waits
- * for long and should not use up a CPU. */
+/* Pauses grow: the first suit a wait for a few instructions of another thread, the last a long
+ * wait, which should not use up a CPU. */
 static void
 pause_before(unsigned int look)
 {

@@ -66,7 +66,7 @@ CUresult check_handle_type(CUmemAllocationHandleType type);
  * shrink under our feet. */
 #define MEMFD_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 bool memfd_is_sealed(int fd);
-/* What it means that none can be made, or sized. */
+/* The CUDA error for a memfd that could not be made or sized: r is -errno. */
 CUresult memfd_error(int r);
 
 /* After fork(2), with the list's lock: the child has no descriptor of any. */

@@ -9,7 +9,7 @@
 #define ALL_HANDLE_TYPES \
     ((unsigned int)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC)
 
-/* By whoever lets go of the last reference, which nobody does under the lock of all pools. */
+/* Runs where the last reference is dropped, which no caller does under the lock of all pools. */
 static void
 pool_free(struct object *object)
 {
@@ -67,7 +67,8 @@ pool_get(CUmemoryPool handle, struct pool **ret)
 
 /* Which memory a pool can be of. */
 
-/* The device at a location, NULL for memory of the host; a bad one is the caller's to name. */
+/* The device at a location, NULL for memory of the host. bad_device: the error for a device that
+ * does not exist. */
 static CUresult
 location_device(const CUmemLocation *location, CUmemAllocationType type, CUresult bad_device,
                 struct device **ret)
@@ -103,7 +104,6 @@ check_type(CUmemAllocationType type)
                : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Of memory of the host. */
 static bool
 is_hosts(const struct pool *pool)
 {
@@ -120,7 +120,7 @@ is_zero(const unsigned char *bytes, size_t n)
     return true;
 }
 
-/* usage is a hint, and taken whatever it says. */
+/* `usage` is a hint: any value is accepted. */
 static CUresult
 check_props(const CUmemPoolProps *props, struct device **ret_device)
 {
@@ -153,8 +153,8 @@ soft_cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props)
     return CUDA_SUCCESS;
 }
 
-/* From here on it is not found any more; it has its handle, which the one caller that succeeds is
- * to end. INVALID_VALUE: it cannot end, or has. */
+/* Marks the pool as ended. The one caller that succeeds ends the handle. INVALID_VALUE: the pool
+ * cannot be destroyed, or already was. */
 static CUresult
 pool_end(struct pool *pool)
 {
@@ -166,7 +166,7 @@ pool_end(struct pool *pool)
     return CUDA_SUCCESS;
 }
 
-/* Its allocations keep it. */
+/* The pool lives on while it has allocations. */
 CUresult
 soft_cuMemPoolDestroy(CUmemoryPool handle)
 {
@@ -245,8 +245,8 @@ own_get(CUmemoryPool handle, struct pool **ret)
     return CUDA_SUCCESS;
 }
 
-/* Where an attribute is kept: the first three are switches, ints, the others have 64 bits. NULL for
- * what is none. */
+/* Where an attribute is stored: the three switches are ints, the others have 64 bits. NULL: there
+ * is no such attribute. */
 static void *
 attribute_at(struct pool *pool, CUmemPool_attribute attribute)
 {

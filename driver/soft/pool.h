@@ -2,11 +2,11 @@
 /*
  * Memory pools: what cuMemAllocAsync allocates from.
  *
- * Pool memory belongs to no context, and a reset leaves it alone. An allocation has pages of the
- * pool's file and addresses of its own, from the call that allocates on. With the call that frees
- * it is no allocation any more, and counts no longer; its pages stay until the stream has come by,
- * for the work before that, and are never used again. So nothing is reused, and what is said of
- * that (a threshold, three switches) is kept and told.
+ * Pool memory belongs to no context, and a reset leaves it alone. The call that allocates gives an
+ * allocation pages of the pool's file and addresses of its own. The call that frees it ends the
+ * allocation, which counts no longer; its pages stay mapped until the stream reaches the free, for
+ * the work that was enqueued before, and are never used again. Nothing is reused: the release
+ * threshold and the three reuse switches are stored and returned, and change nothing.
  *
  * A pool lives as long as its handle and its last allocation. The default pools' handles never end.
  */
@@ -35,7 +35,7 @@ struct pool {
     struct device *device; /* of the location; NULL: the host */
     bool standard;         /* the default one of its location and type */
     bool imported;
-    bool ended; /* there is no handle any more; under the lock of all pools */
+    bool ended; /* the handle has ended; under the lock of all pools */
     int reuse[3];
     uint64_t threshold;
     _Atomic uint8_t access[SOFT_MAX_DEVICES]; /* CUmemAccess_flags */
@@ -60,8 +60,8 @@ pool_handle(const struct pool *pool)
     return (CUmemoryPool)(uintptr_t)pool->object.handle;
 }
 
-/* Its handle keeps it. memory: of an imported one; the reference passes, also when it fails. Needs
- * the lock of all pools. */
+/* The handle holds the one reference. memory: the file of an imported pool, whose reference is
+ * consumed, also on failure. Needs the lock of all pools. */
 CUresult pool_new(const CUmemPoolProps *props, struct device *device, struct memory *memory,
                   struct pool **ret);
 /* Sees to it that there is a file. Needs the lock of all pools. */

@@ -83,8 +83,8 @@ pool_is_mapped(const struct pool *pool)
     return pool->n_mapped > 0;
 }
 
-/* Has what is reserved count for the device, and no more. A file of which nothing is mapped goes,
- * unless other processes may know it. Needs the lock of all pools. */
+/* Counts exactly the reserved bytes for the device. Closes a file of which nothing is mapped,
+ * unless other processes may have it. Needs the lock of all pools. */
 static void
 pool_settle(struct pool *pool)
 {
@@ -95,7 +95,7 @@ pool_settle(struct pool *pool)
         pool->memory = memory_unref(pool->memory);
 }
 
-/* What is free in the file was never used. Needs the lock of all pools. */
+/* Takes space of the file that was never used. Needs the lock of all pools. */
 static CUresult
 pool_extend(struct pool *pool, size_t size, CUdeviceptr *ret)
 {
@@ -114,12 +114,12 @@ pool_extend(struct pool *pool, size_t size, CUdeviceptr *ret)
 static CUresult
 pool_take(struct pool *pool, size_t size, struct stream *stream, CUdeviceptr *ret)
 {
-    if (size == 0) { /* of nothing there is an allocation, too */
+    if (size == 0) { /* an allocation of no bytes succeeds */
         *ret = 0;
         return CUDA_SUCCESS;
     }
     LOCKED(&soft->pools.lock);
-    /* It has its place in the stream, if the stream takes any work. */
+    /* The allocation has a place in the stream. Where the stream takes no work, it is refused. */
     RETURN_IF(stream_submit_after(stream, &(struct point){0}, NULL));
     CUresult result = pool_extend(pool, size, ret);
     pool_settle(pool);
@@ -167,7 +167,7 @@ pool_owns(uintptr_t at)
     return allocation_find(at);
 }
 
-/* From now on only work that was enqueued before finds it. NULL: there is none. */
+/* From now on only work that was enqueued before finds the allocation. NULL: none starts there. */
 static struct range *
 allocation_free(uintptr_t at)
 {
@@ -181,7 +181,7 @@ allocation_free(uintptr_t at)
     return range;
 }
 
-/* Gives the pages back, which another process that has imported them is to have freed before. */
+/* Gives the pages back. A process that has imported them must have freed them before. */
 static void
 allocation_unmap(struct range *range)
 {

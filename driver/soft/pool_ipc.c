@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pools of other processes. What is exported is the pool's file: whoever has it can map any of it,
- * and what is said about an allocation is only where in the file it is. So importing needs nothing
- * from the exporter but the fd, and works when that process has ended.
+ * Pools of other processes. An exported pool is its file: a process that has the fd can map any
+ * part of it. An exported pointer is an offset and a size in that file. So an import needs nothing
+ * of the exporter but the fd, and works after that process has ended.
  */
 #include "pool.h"
 
@@ -127,8 +127,8 @@ place_is_in(const struct place *place, int fd)
            !place->zero[1] && !place->zero[2];
 }
 
-/* The address of just this where it is imported already, or 0. It is not counted how often: a free
- * ends it, as with the drivers of today. */
+/* The address of this allocation if it is imported already, or 0. Imports are not counted: one free
+ * ends all of them, as with the real drivers of today. */
 static CUdeviceptr
 imported_at(const struct pool *pool, const struct place *place)
 {

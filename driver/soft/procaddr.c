@@ -10,8 +10,8 @@
 #define ALL_FLAGS \
     (CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
 
-/* Where the caller wants that, the form for the thread's own stream, if there is one: behind the
- * other in the table. */
+/* own_stream: the form for the thread's own stream is preferred, where there is one. It follows the
+ * other form in the table. */
 static const struct entry_point *
 entry_find(const char *base, int version, bool own_stream,
            CUdriverProcAddressQueryResult *ret_status)

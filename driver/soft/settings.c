@@ -112,7 +112,7 @@ parse_name(const char *text, void *ret)
     return 0;
 }
 
-/* Devices are found by their places on the bus, which are no matter of settings. */
+/* The place on the bus identifies a device, and cannot be set. */
 static bool
 attribute_is_settable(uint64_t attribute)
 {
@@ -153,7 +153,7 @@ parse_attributes(const char *text, void *ret)
     return 0;
 }
 
-/* What is not set stays as it is. */
+/* A variable that is not set changes nothing. */
 static int
 read_parsed(const char *name, int (*parse)(const char *text, void *ret), void *ret,
             const char *want)

@@ -115,8 +115,7 @@ mutex_lock(pthread_mutex_t *lock)
 #define LOCKED_AS_(mutex, line) \
     _cleanup_(mutex_unlockp) UNUSED pthread_mutex_t *_locked_##line = mutex_lock(mutex)
 
-/* A thread of the driver's own, which signals of the program are none of the business of. 0 or
- * -errno. */
+/* Starts a thread of the driver's own, with all signals blocked. 0 or -errno. */
 int thread_start(void *(*run)(void *), void *arg);
 
 /* What exports.def names: symbol() is what callers find (entries.c), soft_##symbol() does the

@@ -105,14 +105,15 @@ CUresult stream_submit_after(struct stream *stream, const struct point *point,
 CUresult stream_follow(struct stream *stream, struct context *context);
 bool stream_passed(struct stream *stream, uint64_t number);
 void stream_wait(struct stream *stream, uint64_t number);
-/* For calls that a capturing stream, any stream of a context, or, unless the thread or the capture
- * is relaxed, any that the calling thread has begun, or all in mode GLOBAL, may not have:
- * STREAM_CAPTURE_UNSUPPORTED, and those captures have come to nothing. */
+/* For calls that a capture forbids: STREAM_CAPTURE_UNSUPPORTED, and the captures are invalidated.
+ * stream_: the capture of that stream. context_: all in the context. thread_: those that the
+ * calling thread has begun and, in mode GLOBAL, those of other threads, unless the thread or the
+ * capture is relaxed. */
 CUresult stream_forbid_capture(struct stream *stream);
 CUresult context_forbid_capture(struct context *context);
 CUresult thread_forbid_capture(void);
-/* STREAM_CAPTURE_IMPLICIT, and the same, for what the legacy default stream is given while blocking
- * streams capture; of another stream nothing. Needs the order lock. */
+/* For work on the legacy default stream while blocking streams capture: STREAM_CAPTURE_IMPLICIT,
+ * and those captures are invalidated. Any other stream succeeds. Needs the order lock. */
 CUresult stream_forbid_implicit_capture(struct stream *stream);
 /* The end of a capture, if there is one. Needs the order lock. */
 void stream_drop_capture(struct stream *stream);
