@@ -232,6 +232,7 @@ carry_out(struct harness *h)
         case CORE_AUDIT:
             h->n_audits += 1 + a.audit->n_lost;
             h->n_audits_lost += a.audit->n_lost;
+            h->audit = *a.audit;
             break;
         }
     }

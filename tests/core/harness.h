@@ -75,6 +75,7 @@ struct h_reply {
     uint32_t n_entries; /* list, unnamed, pools, users, memory_info, holders of show */
     char names[8][32];
     uint64_t n_leases[8];
+    uint64_t n_lost; /* monitor */
     bool more, resumed;
     uint64_t array;
     uint64_t holder_pids[8];
@@ -206,6 +207,7 @@ struct harness {
     size_t n_uses;
     uint32_t n_unchecked;             /* steps with many objects */
     uint64_t n_audits, n_audits_lost; /* CORE_AUDIT: those, and of them out of memory */
+    struct core_audit audit;          /* the last one */
 
     /* Of these only what is counted above is there: the rest is neither cleared nor copied. */
     struct h_hold holds[H_BOOKS], page_holds[H_BOOKS];

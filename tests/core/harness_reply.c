@@ -28,6 +28,17 @@ note_list(struct h_reply *reply, const struct msg_list_result *result)
 }
 
 static void
+note_lost(struct h_reply *reply, const struct msg_lost_result *result)
+{
+    reply->n_entries = result->n_names;
+    reply->more = result->more;
+    for (uint32_t i = 0; i < result->n_names && i < ARRAY_SIZE(reply->names); i++)
+        COPY(reply->names[i], result->names[i].name);
+    if (result->n_names)
+        COPY(reply->text, result->names[0].why);
+}
+
+static void
 note_holders(struct h_reply *reply, const struct msg_holder *holders, uint32_t n)
 {
     for (uint32_t i = 0; i < n && i < ARRAY_SIZE(reply->holder_pids); i++) {
@@ -103,6 +114,9 @@ union result {
     struct msg_open_timeline_result open_timeline;
     struct msg_timelines_result timelines;
     struct msg_withdraw_result withdraw;
+    struct msg_lost_result lost;
+    struct msg_monitor_result monitor;
+    struct msg_metrics_result metrics;
 };
 
 static void
@@ -169,6 +183,15 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
     case MSG_OPEN_TIMELINE: books_timeline(h, a, &result->open_timeline, reply); break;
     case MSG_TIMELINES: note_timelines(reply, &result->timelines); break;
     case MSG_WITHDRAW: reply->n_entries = (uint32_t)result->withdraw.n; break;
+    case MSG_LOST: note_lost(reply, &result->lost); break;
+    case MSG_METRICS:
+        reply->n_entries = result->metrics.n_metrics;
+        reply->more = result->metrics.more;
+        break;
+    case MSG_MONITOR:
+        reply->n_entries = result->monitor.n_messages;
+        reply->n_lost = result->monitor.lost;
+        break;
     case MSG_STATUS: reply->status = result->status; break;
     default: break;
     }

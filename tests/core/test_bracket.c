@@ -166,6 +166,7 @@ PARTY_TEST(bracket, fences_of_several_arrays, NULL)
     cr_assert(party_is_open(p, 2));
     cr_assert_eq(r2->n_fences, 2);
     cr_assert_eq(r2->fences[0].value, second);
+    cr_assert(r2->fences[0].data, "of the read, and of the write before it, too");
     cr_assert_eq(r2->fences[1].page, p->page[1]);
 }
 

@@ -4,7 +4,10 @@
  */
 #include "harness.h"
 
+#include <errno.h>
+
 #include "caid_test.h"
+#include "refusal.h"
 
 /* ---- lifetime ---- */
 
@@ -92,6 +95,156 @@ CORE_TEST(core, limits_of_a_uid, tight)
     h_finish_all(h);
     cr_assert_eq(h_create(h, b, NULL, NULL, 20 << 20)->error, PROTO_ERR_QUOTA, "bytes");
     cr_assert_eq(h_create(h, b, NULL, NULL, 65 << 20)->error, PROTO_ERR_NO_MEMORY, "device");
+}
+
+/* ---- what an administrator is told ---- */
+
+static void
+check_audit(struct harness *h, enum core_audit_kind kind, uid_t uid, const char *creator)
+{
+    cr_assert_eq(h->n_audits, 1);
+    cr_assert_eq(h->audit.kind, kind);
+    cr_assert_eq(h->audit.uid, uid);
+    cr_assert_str_eq(h->audit.creator, creator);
+    h->n_audits = 0;
+}
+
+CORE_TEST(core, audit_of_names_and_tickets_of_others, NULL)
+{
+    const uint64_t secret[] = {1, 2};
+
+    uint64_t owner = h_connect(h, 1000, 1000), other = h_connect(h, 1001, 1001);
+    h_create_now(h, owner, "own", "open", 100);
+    h_unlink(h, owner, "own", "open");
+    cr_assert_eq(h->n_audits, 0);
+    h_create_now(h, owner, "w", "open", 100);
+    uint64_t lease = h_open(h, other, "w", "open", "rw")->lease;
+    h_request(h, other, MSG_SEND,
+              &(struct msg_send_params){.lease = lease, .ticket = {secret, 2}});
+    cr_assert_eq(h->replies[other].error, 0);
+    h_disconnect(h, other);
+    h_tick(h, H_AGE_NS);
+    check_audit(h, AUDIT_TICKET, 1001, "1000");
+    h_unlink(h, h_connect(h, 1001, 1001), "w", "open");
+    check_audit(h, AUDIT_REMOVE, 1001, "1000");
+}
+
+CORE_TEST(core, audit_of_limits, tight)
+{
+    uint64_t a = h_connect(h, 1000, 1000);
+    h_create(h, a, "1", NULL, 1);
+    h_create(h, a, "2", NULL, 1);
+    cr_assert_eq(h_create(h, a, NULL, NULL, 1)->error, PROTO_ERR_LIMIT);
+    check_audit(h, AUDIT_LIMIT, 1000, "");
+    h_finish_all(h);
+    cr_assert_eq(h_create(h, a, NULL, NULL, 20 << 20)->error, PROTO_ERR_QUOTA);
+    check_audit(h, AUDIT_LIMIT, 1000, "");
+    cr_assert_eq(h_unlink(h, a, "3", NULL)->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h->n_audits, 0);
+}
+
+CORE_TEST(core, pool_twice_in_a_configuration, NULL)
+{
+    struct core_config config = h->config;
+    struct core_pool_config pools[] = {h->pools[0], h->pools[0]};
+
+    config.pools = pools;
+    cr_assert_eq(h_reconfigure(h, &config), -EINVAL);
+}
+
+CAID_TEST(core, refusals_say_sizes_and_nothing_old)
+{
+    static const struct {
+        uint64_t bytes;
+        const char *text;
+    } sizes[] = {
+        {0, "0 bytes"},       {1023, "1023 bytes"},   {1024, "1 KiB"},
+        {3 << 19, "1.5 MiB"}, {150 << 20, "150 MiB"}, {UINT64_MAX, "16 EiB"},
+    };
+    struct refusal r;
+
+    for (size_t i = 0; i < ARRAY_SIZE(sizes); i++)
+        cr_assert_str_eq(SIZE_TEXT(sizes[i].bytes), sizes[i].text);
+    memset(&r, 'x', sizeof(r));
+    cr_assert_eq(refuse(&r, PROTO_ERR_LIMIT, "%d", 1), REFUSED);
+    cr_assert(r.code == PROTO_ERR_LIMIT && !r.cuda && !r.left && !r.limit && !*r.pool);
+    cr_assert_str_eq(r.text, "1");
+}
+
+/* ---- monitors ---- */
+
+/* Without an answer at once, where nothing is kept. */
+static struct h_reply *
+ask_monitor(struct harness *h, uint64_t conn)
+{
+    return h_request(h, conn, MSG_MONITOR, &(struct msg_monitor_params){0});
+}
+
+CORE_TEST(core, monitor_asks_for_one_thing_at_a_time, NULL)
+{
+    const uint64_t uids[] = {1000, 1000};
+    struct msg_monitor_params two = {.uid = {uids, 2}};
+
+    uint64_t conns[6];
+    size_t n = 0;
+    for (size_t i = 0; i < ARRAY_SIZE(conns); i++)
+        conns[i] = h_connect(h, 1000, 1000);
+    cr_assert_eq(h_request(h, conns[0], MSG_MONITOR, &two)->error, PROTO_ERR_INVALID);
+    for (; n < 4; n++) {
+        cr_assert_not(ask_monitor(h, conns[n])->seen);
+        cr_assert_eq(ask_monitor(h, conns[n])->error, PROTO_ERR_INVALID, "it waits already");
+    }
+    cr_assert_eq(ask_monitor(h, conns[4])->error, PROTO_ERR_LIMIT, "a fifth");
+    while (n > 0)
+        h_disconnect(h, conns[--n]);
+    h_request(h, conns[5], MSG_USERS, &(struct msg_users_params){0});
+    cr_assert_eq(h->replies[conns[5]].users[0].watches, 0);
+}
+
+/* How many are kept of many large messages and of a few small ones after them. */
+static uint64_t
+keep(struct harness *h, uint64_t other, uint64_t looker, const char *name, uint64_t n_small)
+{
+    const uint64_t n_large = 1000;
+    uint64_t n = 0;
+
+    for (uint64_t i = 0; i < n_large; i++)
+        h_unlink(h, other, name, NULL);
+    for (uint64_t i = 0; i < n_small; i++)
+        h_request(h, other, MSG_PING, NULL);
+    do
+        n += ask_monitor(h, looker)->n_entries;
+    while (!h->replies[looker].n_lost);
+    cr_assert_eq(n + h->replies[looker].n_lost, 2 * (n_large + n_small));
+    return n;
+}
+
+/* What comes after a message that is lost is lost as well, however small it is. */
+CORE_TEST(core, monitor_that_is_too_slow, NULL)
+{
+    char name[100] = {[0 ... 98] = 'n'};
+
+    uint64_t other = h_connect(h, 1000, 1000), looker = h_connect(h, 1000, 1000);
+    cr_assert_not(ask_monitor(h, looker)->seen);
+    h_request(h, other, MSG_PING, NULL);
+    cr_assert_eq(h->replies[looker].n_entries, 1);
+    cr_assert_eq(ask_monitor(h, looker)->n_entries, 1, "and the answer");
+    for (size_t n_name = 99; n_name > 50; n_name -= 4) { /* so that more or less is left over */
+        name[n_name] = '\0';
+        cr_assert_eq(keep(h, other, looker, name, 0), keep(h, other, looker, name, 100));
+    }
+    cr_assert_not(ask_monitor(h, looker)->seen, "a loss is told once");
+}
+
+/* The first place is that of a hello that was answered; nothing has the second one. */
+CORE_TEST(core, metrics_from_a_place, NULL)
+{
+    uint64_t a = h_connect(h, 1000, 1000);
+    h_request(h, a, MSG_METRICS, &(struct msg_metrics_params){0});
+    uint32_t n = h_request(h, a, MSG_METRICS, &(struct msg_metrics_params){0})->n_entries;
+    cr_assert_not(h->replies[a].more);
+    h_request(h, a, MSG_METRICS, &(struct msg_metrics_params){.from = 1});
+    cr_assert_eq(h->replies[a].n_entries, n - 1);
 }
 
 /* The driver's work for clients that have gone counts, or a loop of connecting, asking and

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a journal takes: no more than is charged for it, whatever is recorded while it is renewed.
+ * And what is read of one that is damaged.
  */
 #include "journal.h"
+
+#include <errno.h>
 
 #include "array.h"
 #include "block.h"
@@ -237,4 +240,50 @@ CORE_TEST(journal, is_renewed_in_slices, room_for_blocks)
     }
     h->by_hand = false;
     cr_assert_gt(at, 5 * slice);
+}
+
+/* ---- reading what is damaged ---- */
+
+static uint64_t
+append(struct journal *journal, uint8_t type)
+{
+    memset(journal_begin(journal, type, 12), type, 12);
+    return journal_end(journal, 0);
+}
+
+/* Where reading it ends; 0: journal_open() returned another error than that. */
+static uint64_t
+read_end(uint8_t *bytes, size_t size, int error)
+{
+    struct journal journal = {.bytes = bytes, .size = size};
+    struct journal_record record;
+    uint64_t place = JOURNAL_START;
+
+    if (journal_open(&journal) != error)
+        return 0;
+    while (!error && journal_next(&journal, &place, &record))
+        ;
+    return place;
+}
+
+CAID_TEST(journal, is_cut_off_where_it_is_damaged)
+{
+    static _Alignas(8) uint8_t bytes[1024];
+    struct journal journal = {.bytes = bytes, .size = sizeof(bytes)};
+
+    cr_assert_eq(journal_init(&journal), 0);
+    append(&journal, 1);
+    uint64_t last = append(&journal, 2);
+    journal_commit(&journal);
+    cr_assert_eq(read_end(bytes, sizeof(bytes), 0), journal.at);
+    for (size_t i = 0; i < JOURNAL_HEAD + 12; i++) {
+        if (i >= 7 && i < JOURNAL_HEAD)
+            continue; /* a mark changes, and is in no checksum */
+        bytes[last + i] ^= 4;
+        cr_assert_eq(read_end(bytes, sizeof(bytes), 0), last, "byte %zu", i);
+        bytes[last + i] ^= 4;
+    }
+    cr_assert_neq(read_end(bytes, journal.at - 8, -EPROTO), 0, "shorter than it says");
+    bytes[8]++;
+    cr_assert_neq(read_end(bytes, sizeof(bytes), -ENOTSUP), 0, "a newer version");
 }

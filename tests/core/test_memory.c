@@ -312,3 +312,21 @@ CORE_TEST(memory, drained_there_are_no_new_arrays, h_sharing)
     cr_assert_eq(drain(h, own, true), 0);
     cr_assert_eq(h_create(h, a, "y", NULL, 0)->error, 0);
 }
+
+CORE_TEST(memory, available_is_what_waits_in_own_blocks, h_sharing)
+{
+    uint64_t a = h_connect(h, 1000, 1000);
+    uint64_t lease = h_made(h, a, 6 * MIB, (struct msg_create_params){0}).lease;
+    cr_assert_eq(h_memory_info(h, a)->available, 0);
+    h_close(h, a, lease);
+    cr_assert_eq(h_memory_info(h, a)->available, 6 * MIB);
+}
+
+CORE_TEST(memory, pools_after_one, NULL)
+{
+    uint64_t a = h_connect(h, 1000, 1000);
+    h_request(h, a, MSG_POOLS, &(struct msg_pools_params){0});
+    cr_assert_eq(h->replies[a].n_entries, 2, "\"open\" and its own");
+    h_request(h, a, MSG_POOLS, &(struct msg_pools_params){.after = MSG_STR("open")});
+    cr_assert_eq(h->replies[a].n_entries, 1);
+}

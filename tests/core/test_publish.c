@@ -217,3 +217,35 @@ CORE_TEST(watch, keeps_its_pool, h_sharing)
     h_notify(h, root, MSG_CANCEL, &params);
     cr_assert_eq(h_counts(h).users, 1);
 }
+
+static enum proto_error
+stage(struct harness *h, uint64_t conn, uint64_t set, struct msg_str key, uint64_t lease)
+{
+    return h_request(h, conn, MSG_STAGE,
+                     &(struct msg_stage_params){set, {&key, 1}, {&lease, 1}})
+        ->error;
+}
+
+static uint64_t
+names_charged(struct harness *h, uint64_t conn)
+{
+    return h_request(h, conn, MSG_USERS, &(struct msg_users_params){0})->users[0].names;
+}
+
+CORE_TEST(publish, sets_that_are_refused, NULL)
+{
+    char text[PROTO_NAME_MAX + 1] = {[0 ... PROTO_NAME_MAX - 1] = 'n'};
+
+    uint64_t a = h_connect(h, 1000, 1000);
+    uint64_t lease = h_create_now(h, a, NULL, NULL, 0)->lease;
+    uint64_t set = h_create_now(h, a, NULL, NULL, 0)->lease;
+    cr_assert_eq(stage(h, a, set, (struct msg_str){text, 200}, lease), 0);
+    uint64_t n = names_charged(h, a);
+    cr_assert_eq(stage(h, a, set, (struct msg_str){text, 200}, lease), PROTO_ERR_EXISTS);
+    cr_assert_eq(names_charged(h, a), n);
+    text[PROTO_NAME_MAX - 200 + 1] = '\0';
+    cr_assert_eq(h_publish(h, a, set, text)->error, PROTO_ERR_INVALID_NAME);
+    text[PROTO_NAME_MAX - 200] = '\0';
+    cr_assert_eq(h_publish(h, a, set, text)->error, 0);
+    h_unlink(h, a, text, NULL);
+}

@@ -68,6 +68,65 @@ CORE_TEST(return, in_its_own_place_at_the_limit, two_connections)
     cr_assert_eq(h_counts(h).connections, 2);
 }
 
+/* Before it has told all that it has, it begins nothing new. */
+CORE_TEST(return, and_tell_what_cannot_be, NULL)
+{
+    const uint64_t ended[] = {1, 2, 3, 4};
+    struct msg_resume_params params = {.done = true};
+
+    uint64_t a = come(h, 1000), lease = h->replies[a].lease;
+    cr_assert_eq(h_request(h, a, MSG_RESUME, &params)->error, PROTO_ERR_INVALID);
+    saved_restart(h);
+    uint64_t b = connect_as(h, a);
+    cr_assert(hello(h, b, a)->resumed);
+    params.ended = (struct msg_u64s){ended, 4};
+    cr_assert_eq(h_request(h, b, MSG_RESUME, &params)->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_create(h, b, NULL, NULL, 100)->error, PROTO_ERR_INVALID);
+    params = (struct msg_resume_params){.write = {(const uint64_t[]){lease, 1}, 2}};
+    cr_assert_eq(h_request(h, b, MSG_RESUME, &params)->error, 0);
+    h_begin(h, b, lease, true);
+    cr_assert_eq(h->replies[b].error, PROTO_ERR_INVALID);
+    params = (struct msg_resume_params){.done = true};
+    cr_assert_eq(h_request(h, b, MSG_RESUME, &params)->error, 0);
+}
+
+/* The daemon dies of a request of that client, which comes back with its first lease. */
+static uint64_t
+die_of(struct harness *h, uint64_t conn, enum msg_method method, uint32_t id)
+{
+    journal_take(h->journal, conn, UINT64_C(1) << 63 | (uint64_t)method << 32 | id);
+    saved_restart(h);
+    uint64_t next = connect_as(h, conn);
+    cr_assert(hello(h, next, conn)->resumed);
+    h_request(h, next, MSG_RESUME,
+              &(struct msg_resume_params){.done = true,
+                                          .write = {(const uint64_t[]){1, 1}, 2}});
+    return next;
+}
+
+static enum proto_error
+ping_as(struct harness *h, uint64_t conn, uint32_t id)
+{
+    h->next_id = id - 1;
+    return h_request(h, conn, MSG_PING, NULL)->error;
+}
+
+/* It is asked once more, and what has been answered since is forgotten. */
+CORE_TEST(return, with_what_the_daemon_died_of, NULL)
+{
+    const uint32_t id = 1000;
+    uint64_t a = come(h, 1000);
+
+    for (int i = 0; i < 2; i++) {
+        a = die_of(h, a, MSG_PING, id);
+        cr_assert_eq(ping_as(h, a, id), 0);
+    }
+    a = die_of(h, a, MSG_PING, id);
+    a = die_of(h, a, MSG_PING, id);
+    cr_assert_eq(ping_as(h, a, id + 1), 0);
+    cr_assert_eq(ping_as(h, a, id), PROTO_ERR_INTERNAL);
+}
+
 /* A uid with something that is not back is not served, as others are. */
 CORE_TEST(return, in_pieces, NULL)
 {
@@ -341,6 +400,37 @@ CAID_TEST(return, after_two_deaths_with_names_that_are_lost)
         cr_assert(lost_find(pool_named(&h, "uid:1000"), MSG_STR("lost")), "after %d ticks", n);
         h_deinit(&h);
     }
+}
+
+static void
+list_lost(struct harness *h, uint64_t conn, struct msg_lost_params params, const char *only)
+{
+    const struct h_reply *reply = h_request(h, conn, MSG_LOST, &params);
+
+    cr_assert_eq(reply->n_entries, 1);
+    cr_assert_str_eq(reply->names[0], only);
+    cr_assert_str_eq(reply->text, lost_reason(LOST_LEGACY));
+}
+
+/* It stays lost over another death, until it is unlinked; what would be a key of it is nothing. */
+CORE_TEST(return, to_a_name_that_is_lost, h_sharing)
+{
+    uint64_t a = h_connect(h, 1000, 1000);
+    named(h, a, "lost/", "legacy", 0);
+    named(h, a, "more", "legacy", 0);
+    for (int i = 0; i < 2; i++) {
+        saved_restart(h);
+        a = h_connect(h, 1000, 1000);
+        cr_assert_eq(h_open(h, a, "lost/", NULL, "r")->error, PROTO_ERR_LOST);
+        cr_assert_eq(h_open(h, a, "lost/x", NULL, "r")->error, PROTO_ERR_NOT_FOUND);
+    }
+    list_lost(h, a, (struct msg_lost_params){.prefix = MSG_STR("l")}, "lost/");
+    list_lost(h, a, (struct msg_lost_params){.after = MSG_STR("lost/")}, "more");
+    cr_assert_eq(h_unlink(h, a, "lost/", NULL)->error, 0);
+    saved_restart(h);
+    a = h_connect(h, 1000, 1000);
+    cr_assert_eq(h_open(h, a, "lost/", NULL, "r")->error, PROTO_ERR_NOT_FOUND);
+    h_unlink(h, a, "more", NULL);
 }
 
 static void
