@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <stdarg.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "sim.h"
 
@@ -32,6 +33,8 @@ file_new(enum file_kind kind, struct remote *remote, uint32_t from)
         files.lowest = fd + 1;
     files.all[fd] =
         (struct file){.kind = kind, .remote = remote, .user = remote ? remote->user : NULL};
+    if (kind == FILE_PIDFD)
+        TAILQ_INSERT_TAIL(&remote->pidfds, &files.all[fd], of_process);
     files.n++;
     return (int)fd;
 }
@@ -54,6 +57,8 @@ file_events(struct file *file)
     case FILE_LISTENER: return STAILQ_EMPTY(&remotes.backlog) ? 0 : EPOLLIN;
     case FILE_LIBUV: return loop_is_ready() ? EPOLLIN : 0;
     case FILE_NONE:
+    case FILE_KEEPER:
+    case FILE_MEMFD:
     case FILE_OTHER: break;
     }
     return 0;
@@ -92,6 +97,12 @@ list(struct file *file)
     TAILQ_INSERT_TAIL(&file->user->ready, file, of_user);
     file->listed = true;
     fair_wait(file->user);
+}
+
+void
+file_list(int fd, bool waits)
+{
+    waits ? list(file_get(fd)) : unlist(file_get(fd));
 }
 
 void
@@ -188,21 +199,52 @@ WRAPPED(int, epoll_wait, int set UNUSED, struct epoll_event *events, int n_max, 
 
 /* ---- other system calls ---- */
 
-WRAPPED(int, close, int fd)
+int __real_close(int fd);
+
+void
+file_end_memfd(int memfd)
+{
+    __real_close(memfd);
+}
+
+static void
+file_close(int fd)
 {
     struct file *file = file_get(fd);
     struct remote *remote = file->remote;
 
-    world_spend(0);
     untell(file);
     unlist(file);
+    if (file->kind == FILE_PIDFD)
+        TAILQ_REMOVE(&remote->pidfds, file, of_process);
+    if (file->kind == FILE_MEMFD)
+        file_end_memfd(file->memfd);
     file->kind = FILE_NONE;
     files.n--;
     if ((uint32_t)fd < files.lowest)
         files.lowest = (uint32_t)fd;
     if (remote)
         remote_close(remote, fd);
+}
+
+WRAPPED(int, close, int fd)
+{
+    world_spend(0);
+    file_close(fd);
     return 0;
+}
+
+void
+files_end(void)
+{
+    for (uint32_t fd = STDERR_FILENO + 1; fd < files.max; fd++) {
+        struct file *file = &files.all[fd];
+        if (file->kind == FILE_LISTENER)
+            untell(file);
+        else if (file->kind)
+            file_close((int)fd);
+        file->watched = false;
+    }
 }
 
 /* Only what is nothing but an fd is duplicated to be kept. */

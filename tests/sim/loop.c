@@ -6,6 +6,7 @@
 #include <uv.h>
 
 #include "boot_timer.h"
+#include "conn.h"
 #include "conns.h"
 #include "opening.h"
 #include "sim.h"
@@ -32,16 +33,32 @@ static struct loop {
     uv_signal_cb on_signal;
     int signum;        /* that has come; 0: none */
     uint64_t began_ns; /* since when clients are served; 0: they are not */
+    uint32_t n_holds;
+    void *(*run)(void *arg); /* of a thread; NULL: there is none, or it has ended */
+    void *arg;
+    struct event ran;
 } l;
 
 static void on_worked(struct event *event);
+static void on_ran(struct event *event);
 
 void
 loop_init(void (*came_round)(void))
 {
-    l = (struct loop){.came_round = came_round, .worked.run = on_worked};
+    l = (struct loop){.came_round = came_round, .worked.run = on_worked, .ran.run = on_ran};
     STAILQ_INIT(&l.waiting);
     STAILQ_INIT(&l.done);
+}
+
+void
+loop_end(void)
+{
+    uint32_t n_holds = l.n_holds;
+
+    event_cancel(&l.worked);
+    event_cancel(&l.ran);
+    loop_init(l.came_round);
+    l.n_holds = n_holds;
 }
 
 int __real_conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds,
@@ -58,6 +75,42 @@ struct conns *
 loop_conns(void)
 {
     return l.conns;
+}
+
+/* Who is held has chosen what is not there yet, and is not in the way of others. */
+void __real_conns_hold(struct conns *set, struct conn *c);
+
+WRAPPED(void, conns_hold, struct conns *set, struct conn *c)
+{
+    struct packet *p = STAILQ_FIRST(&file_get(c->sock)->remote->to_daemon);
+
+    l.n_holds++;
+    p->n_heard = UINT64_MAX;
+    file_list(c->sock, false);
+    __real_conns_hold(set, c);
+}
+
+void __real_conns_release(struct conns *set);
+
+WRAPPED(void, conns_release, struct conns *set)
+{
+    const struct conn *c;
+
+    LIST_FOREACH(c, &set->held, of_held)
+        file_list(c->sock, true);
+    __real_conns_release(set);
+}
+
+bool
+loop_is_whole(void)
+{
+    return !l.conns || l.conns->admits_all;
+}
+
+uint32_t
+loop_holds(void)
+{
+    return l.n_holds;
 }
 
 /* ---- what comes ---- */
@@ -171,6 +224,37 @@ end_works(void)
         fair_call("after work", began_ns);
         free(w);
     }
+}
+
+/* ---- a thread, which takes none of the daemon's time ---- */
+
+static void
+on_ran(struct event *event)
+{
+    void *(*run)(void *arg) = TAKE_PTR(l.run);
+    uint64_t now_ns = world_now_ns();
+
+    run(l.arg);
+    if (event)
+        world.now_ns = now_ns;
+}
+
+WRAPPED(int, pthread_create, pthread_t *ret UNUSED, const pthread_attr_t *attr UNUSED,
+        void *(*run)(void *arg), void *arg)
+{
+    SIM_CHECK(!l.run, "two threads");
+    l.run = run;
+    l.arg = arg;
+    event_in(&l.ran, sim_random(WORK_NS));
+    return 0;
+}
+
+WRAPPED(int, pthread_join, pthread_t thread UNUSED, void **ret UNUSED)
+{
+    event_cancel(&l.ran);
+    if (l.run)
+        on_ran(NULL);
+    return 0;
 }
 
 /* ---- a turn of the loop ---- */

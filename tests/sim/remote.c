@@ -68,7 +68,7 @@ wake(const struct remote *remote)
 bool
 remote_send(struct remote *remote, const void *data, size_t n)
 {
-    bool is_first = STAILQ_EMPTY(&remote->to_daemon) && remote->n_requests > 0;
+    bool is_first = STAILQ_EMPTY(&remote->to_daemon) && remote->accepted;
     struct packet head = {.n = n, .n_heard = is_first ? remote->user->n_heard : UINT64_MAX};
 
     if (remote->n_to_daemon + n > BUFFER_MAX / 2)
@@ -102,7 +102,8 @@ remote_new(struct user *user, enum kind kind, void (*act)(struct event *event), 
     remote->user = user;
     remote->kind = kind;
     remote->pid = ++last_pid;
-    remote->sock = remote->pidfd = -1;
+    remote->sock = -1;
+    TAILQ_INIT(&remote->pidfds);
     STAILQ_INIT(&remote->to_daemon);
     STAILQ_INIT(&remote->to_client);
     LIST_INSERT_HEAD(&remotes.all, remote, link);
@@ -111,14 +112,21 @@ remote_new(struct user *user, enum kind kind, void (*act)(struct event *event), 
 }
 
 static void
-free_if_over(struct remote *remote)
+drop_unheard(struct remote *remote)
 {
     struct packet *p;
 
-    if (!remote->over || !remote->exited || remote->pidfd >= 0 || remote->sock >= 0)
-        return;
     while ((p = take(&remote->to_daemon, &remote->n_to_daemon)))
         free(p);
+}
+
+static void
+free_if_over(struct remote *remote)
+{
+    if (!remote->over || !remote->exited || !TAILQ_EMPTY(&remote->pidfds) || remote->n_kept ||
+        remote->sock >= 0)
+        return;
+    drop_unheard(remote);
     LIST_REMOVE(remote, link);
     free(remote);
 }
@@ -128,9 +136,11 @@ on_exit_of(struct event *event)
 {
     struct remote *remote = container_of(event, struct remote, exit);
 
+    const struct file *file;
+
     remote->exited = true;
-    if (remote->pidfd >= 0)
-        file_wake(remote->pidfd);
+    TAILQ_FOREACH(file, &remote->pidfds, of_process)
+        file_wake((int)(file - files.all));
     free_if_over(remote);
 }
 
@@ -141,6 +151,15 @@ remote_connect(struct remote *remote)
     remote->connected = true;
     STAILQ_INSERT_TAIL(&remotes.backlog, remote, backlog);
     file_wake(remotes.listener);
+}
+
+void
+remote_reconnect(struct remote *remote)
+{
+    drop_unheard(remote);
+    remote->over = remote->accepted = remote->shut = false;
+    remote->n_asked = 0;
+    remote_connect(remote);
 }
 
 void
@@ -170,12 +189,17 @@ end(struct remote *remote)
 void
 remote_close(struct remote *remote, int fd)
 {
-    if (fd == remote->pidfd) {
-        remote->pidfd = -1;
-    } else {
+    if (fd == remote->sock) {
         remote->sock = -1;
         end(remote);
     }
+    free_if_over(remote);
+}
+
+void
+remote_keep(struct remote *remote, int n)
+{
+    remote->n_kept += (uint32_t)n;
     free_if_over(remote);
 }
 
@@ -250,14 +274,15 @@ WRAPPED(int, shutdown, int fd, int how UNUSED)
 WRAPPED(int, peer_init, struct peer *ret, int sock)
 {
     struct remote *remote = remote_of(sock);
+    int pidfd = -1;
 
     fair_serve(remote->user);
     if (!remote->exited) {
-        remote->pidfd = file_new(FILE_PIDFD, remote, 0);
-        if (remote->pidfd < 0)
+        pidfd = file_new(FILE_PIDFD, remote, 0);
+        if (pidfd < 0)
             return -errno;
     }
-    *ret = (struct peer){.uid = remote->user->uid, .pid = remote->pid, .pidfd = remote->pidfd};
+    *ret = (struct peer){.uid = remote->user->uid, .pid = remote->pid, .pidfd = pidfd};
     return 0;
 }
 
@@ -346,6 +371,26 @@ WRAPPED(int, packet_recv_batch, int sock, uint8_t data[PACKET_BATCH][PACKET_MAX]
     return n ? n : (int)ret_n[0];
 }
 
+/* While not all is back: one packet, which may be looked at first; or of the keeper. */
+WRAPPED(ssize_t, packet_recv_into, int sock, void *data, size_t room UNUSED, int *ret_fds,
+        size_t max_fds UNUSED, size_t *ret_n_fds, int flags)
+{
+    struct remote *remote;
+    const struct packet *p;
+
+    if (file_get(sock)->kind == FILE_KEEPER)
+        return keeper_answer(data, ret_fds, ret_n_fds);
+    if (!(flags & MSG_PEEK))
+        return receive(sock, data);
+    remote = remote_of(sock);
+    p = STAILQ_FIRST(&remote->to_daemon);
+    fair_serve(remote->user);
+    if (!p)
+        return remote->connected ? -EAGAIN : 0;
+    memcpy(data, p->data, p->n);
+    return (ssize_t)p->n;
+}
+
 /* A uid leaves as much to the others as it has; and with what lies on connections that have ended,
  * it has no more than all may have: flight.h. */
 static void
@@ -365,10 +410,15 @@ check_inflight(const struct user *user, uint32_t n)
 WRAPPED(int, packet_send, int sock, const void *data, size_t n, const int *fds, size_t n_fds,
         int flags UNUSED)
 {
-    struct remote *remote = remote_of(sock);
     struct packet head = {.n = n, .n_fds = (uint32_t)n_fds};
+    struct remote *remote;
 
+    if (file_get(sock)->kind == FILE_KEEPER) { /* with a lock: nothing else happens meanwhile */
+        keeper_hear(data, fds);
+        return 0;
+    }
     world_spend(n);
+    remote = remote_of(sock);
     for (size_t i = 0; i < n_fds; i++)
         file_get(fds[i]);
     if (!remote->connected)

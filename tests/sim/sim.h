@@ -7,6 +7,7 @@
  *
  *     world.c   time, chance, events
  *     file.c    fds, and sets of them
+ *     keeper.c  what outlives a daemon that is killed
  *     remote.c  connections as the daemon sees them
  *     loop.c    what libuv's loop looks at
  *     device.c  what is behind blocks
@@ -16,9 +17,13 @@
  * Time is work: a system call costs a microsecond, and a basic block of the daemon's code, which
  * the compiler counts (-fsanitize-coverage=trace-pc), 2 ns. So bounds of time are bounds of what is
  * done, and hold on any machine.
+ *
+ * A daemon that is killed ends within a system call: its fds are closed, its memory is left, and
+ * another one starts in the same world. A history with that runs in a process of its own.
  */
 #pragma once
 
+#include <setjmp.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -52,6 +57,8 @@ struct world {
     uint64_t seed, random, hash;
     uint64_t now_ns;
     uint64_t blocks; /* that were run and are not in now_ns yet */
+    jmp_buf *life;   /* of a daemon that may be killed: where its end leads */
+    bool is_killed;  /* it ends in its next system call */
 };
 
 extern struct world world;
@@ -92,13 +99,16 @@ struct user {
     enum kind kind;
     uint32_t favourite; /* request */
     uint32_t n_conns;
-    uint32_t n_inflight;    /* fds that it was sent and has not received */
-    uint32_t n_kept;        /* of those, on connections that have ended */
-    uint64_t n_heard;       /* packets */
-    struct file_list ready; /* of its files, those that something has come to */
-    uint64_t spent_ns;      /* by the daemon for it */
-    uint64_t *since_ns;     /* by it for each user, when this one began to wait */
-    bool waits;             /* something of it is ready */
+    uint32_t n_inflight;             /* fds that it was sent and has not received */
+    uint32_t n_kept;                 /* of those, on connections that have ended */
+    uint64_t n_heard;                /* packets */
+    struct file_list ready;          /* of its files, those that something has come to */
+    uint64_t spent_ns;               /* by the daemon for it */
+    uint64_t *since_ns;              /* by it for each user, when this one began to wait */
+    bool waits;                      /* something of it is ready */
+    uint64_t *arrays;                /* of its own names, by place: that it was told of, or 0 */
+    uint32_t n_hoard;                /* names that it makes beside, on its first connection */
+    uint32_t n_hoarded, n_unhoarded; /* that it was told to be there; to have been taken away */
 };
 
 struct population {
@@ -108,6 +118,9 @@ struct population {
     uint64_t think_ns;                  /* of the quiet, on average */
     bool only_open;                     /* is what they do */
     uint64_t settling_ns;               /* until all have connected; then answers are timed */
+    bool outlives;                      /* they come back when the daemon has been killed */
+    uint64_t wait_ns; /* at most, of the quiet for their own, while others' comes back */
+    uint32_t n_hoard; /* names of the first greedy one */
 };
 
 struct remote;
@@ -118,6 +131,14 @@ void users_deinit(void);
 void users_expect_end(void);
 /* All go; then each comes once more to take its names away. */
 void users_leave(void);
+/* The daemon has been killed: their connections have ended. */
+void users_bereave(void);
+/* Another one serves. */
+void users_find_served(void);
+/* The hoard is there. */
+bool users_have_hoarded(void);
+/* Answers to the quiet that came while not all was back. */
+uint32_t users_answered_between(void);
 /* From a request to its reply. */
 uint64_t users_p99_ns(void);
 /* The daemon has sent something, or closed. */
@@ -135,7 +156,8 @@ struct packet {
 
 STAILQ_HEAD(packets, packet);
 
-/* A process, and its one connection. Freed when it has exited and the daemon has closed its fds. */
+/* A process, and its one connection; another one when the daemon has been killed. Freed when it has
+ * exited and the daemon has closed its fds, and the keeper dropped them. */
 struct remote {
     struct event act, exit;
     struct user *user;
@@ -143,12 +165,19 @@ struct remote {
     pid_t pid;
     struct packets to_daemon, to_client;
     size_t n_to_daemon, n_to_client; /* bytes */
-    int sock, pidfd;                 /* the daemon's; -1: none */
+    int sock;                        /* the daemon's; -1: none */
+    struct file_list pidfds;         /* the same */
+    uint32_t n_kept;                 /* by the keeper */
     bool connected;                  /* and has not hung up */
     bool accepted, over, exited;     /* over: the daemon has ended it */
     bool shut;                       /* it keeps the socket for what is in flight there */
     uint32_t n_requests, n_asked;    /* for users.c: ever; without an answer */
     uint64_t lease, asked_ns;
+    bool is_write; /* the lease */
+    uint64_t array, block, token[2];
+    bool hoards, asked_all; /* the last request is about all that there is */
+    bool killed, comes_back,
+        is_half; /* the daemon was; it has a token to say; and nothing more */
     STAILQ_ENTRY(remote) backlog;
     LIST_ENTRY(remote) link;
 };
@@ -175,6 +204,10 @@ void remote_hangup(struct remote *remote, uint64_t exit_ns);
 bool remote_send(struct remote *remote, const void *data, size_t n);
 /* The caller's to free; NULL: there is none. */
 struct packet *remote_receive(struct remote *remote);
+/* It has no connection any more, and gets another one. */
+void remote_reconnect(struct remote *remote);
+/* The keeper has got an fd of it, or dropped one. */
+void remote_keep(struct remote *remote, int n);
 /* What is ready of its socket: EPOLLIN and so on. */
 uint32_t remote_events(const struct remote *remote);
 /* The daemon has closed one of its fds. */
@@ -188,6 +221,8 @@ enum file_kind {
     FILE_PIDFD,
     FILE_LISTENER,
     FILE_LIBUV,
+    FILE_KEEPER, /* a socket to it */
+    FILE_MEMFD,
     FILE_OTHER
 };
 
@@ -195,11 +230,12 @@ struct file {
     enum file_kind kind;
     struct remote *remote; /* of a socket, a pidfd */
     struct user *user;     /* of these */
+    int memfd;             /* of FILE_MEMFD: the real one */
     bool watched;          /* by the set */
     struct epoll_event wanted;
     bool pending; /* in files.pending */
     bool listed;  /* in user->ready */
-    TAILQ_ENTRY(file) link, of_user;
+    TAILQ_ENTRY(file) link, of_user, of_process;
 };
 
 struct files {
@@ -216,21 +252,40 @@ void files_init(uint32_t max);
 /* The lowest fd that is free, from there on; -1: EMFILE. */
 int file_new(enum file_kind kind, struct remote *remote, uint32_t from);
 struct file *file_get(int fd);
+void file_end_memfd(int memfd);
+/* Those of a process that has been killed; what is listened on stays. */
+void files_end(void);
 /* What is ready. */
 uint32_t file_events(struct file *file);
 /* It may have become ready; something has been taken from it. */
 void file_wake(int fd);
 void file_look(int fd);
+/* Its user waits for it, or does not. */
+void file_list(int fd, bool waits);
+
+/* ---- keeper.c ---- */
+
+void keeper_init(void);
+void keeper_deinit(void);
+/* Fds that it has. */
+uint32_t keeper_count(void);
+void keeper_hear(const void *packet, const int *fds);
+ssize_t keeper_answer(void *packet, int *ret_fds, size_t *ret_n_fds);
 
 /* ---- loop.c ---- */
 
 void loop_init(void (*came_round)(void));
+/* It has been killed. */
+void loop_end(void);
 void loop_signal(int signum);
 bool loop_is_ready(void);
 /* For epoll_wait(2). */
 void loop_sleeps(void);
 void loop_wakes(void);
 struct conns *loop_conns(void); /* the daemon's */
+/* All is back after a restart. */
+bool loop_is_whole(void);
+uint32_t loop_holds(void); /* requests that had to wait for what was not back */
 
 /* ---- device.c ---- */
 

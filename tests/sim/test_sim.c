@@ -2,12 +2,15 @@
 /*
  * The daemon among thousands of users: none waits for longer than its share allows (fair.c), no
  * limit is passed, who asks for little is neither refused nor disconnected, whatever the others do
- * (I6), and when all have gone all is given back (I4). How many histories there are is
- * CAID_SIM_HISTORIES, 2 where that is not set; CAID_TEST_SEED runs one alone.
+ * (I6), and when all have gone all is given back (I4). After a kill of the daemon, what it has told
+ * of is there, and the quiet do not wait for what others have piled up. CAID_SIM_HISTORIES says how
+ * many histories there are, 2 where it is not set; CAID_TEST_SEED runs one alone.
  */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "caid_test.h"
@@ -21,6 +24,7 @@
 
 #define LAST_NS          (200 * NSEC_PER_MSEC)
 #define REST_NS          (20 * NSEC_PER_SEC) /* until what waits for its age is over */
+#define RESTORE_NS       (5 * NSEC_PER_MSEC) /* at most, to a kill that comes soon */
 #define CHECK_TURNS      1000                /* from one look at all of the core to the next */
 #define MAX_QUEUED_BYTES (64 << 20)
 
@@ -30,6 +34,7 @@ struct history {
     uint64_t last_ns;  /* that the users are busy */
     bool ends_at_once; /* the daemon, with all that is under way */
     bool is_checked;   /* core_check(), again and again */
+    uint32_t n_kills;  /* of a daemon that has a keeper */
     struct population population;
 };
 
@@ -39,6 +44,9 @@ static uint64_t n_turns;
 static bool left; /* all users have */
 static struct core *core;
 static uint32_t n_at_first; /* fds, when the daemon is there */
+static struct event kill_event;
+static uint32_t n_killed;
+static struct kept kept;
 
 /* ---- what has to be so ---- */
 
@@ -60,6 +68,9 @@ came_round(void)
 
     if (!core)
         return;
+    users_find_served();
+    if (!n_killed && history.n_kills && !kill_event.at_ns && users_have_hoarded())
+        event_in(&kill_event, sim_random(history.last_ns / 4));
     SIM_CHECK(set->flight.n <= set->flight.max, "%u fds in flight", set->flight.n);
     SIM_CHECK(remotes.n_inflight - remotes.n_kept <= set->flight.n,
               "%u fds in flight, of which %u are known", remotes.n_inflight - remotes.n_kept,
@@ -91,6 +102,7 @@ check_rest(void)
     SIM_CHECK(files.n == n_at_first, "%u fds are left", files.n - n_at_first);
     SIM_CHECK(LIST_EMPTY(&remotes.all) && !device_bytes, "%" PRIu64 " bytes are left",
               device_bytes);
+    SIM_CHECK(keeper_count() == (history.n_kills > 0), "%u fds are kept", keeper_count());
 }
 
 static void
@@ -109,19 +121,27 @@ on_end(struct event *event)
     }
 }
 
+static void
+on_kill(struct event *event UNUSED)
+{
+    n_killed++;
+    world.is_killed = true;
+}
+
 /* ---- one history ---- */
 
 static void
 setup_config(struct config *config)
 {
-    static struct core_pool_config shared = {.name = "shared", .uid = 1000, .mode = 0666};
+    static struct core_pool_config pools[] = {{.name = "shared", .uid = 1000, .mode = 0666},
+                                              {.name = "large", .uid = 1000, .mode = 0666}};
 
     config_init(config);
     config->hello_timeout_ns = 100 * NSEC_PER_MSEC;
     config->spin_us = 0;
     config->start.machine_id = strdup("00000000000000000000000000000000"); /* no file is read */
-    config->pools = &shared;
-    config->n_pools = 1;
+    config->pools = pools;
+    config->n_pools = ARRAY_SIZE(pools);
 }
 
 static void
@@ -132,36 +152,70 @@ setup_world(const struct history *h)
     n_turns = 0;
     left = false;
     end = (struct event){.run = on_end};
+    kill_event = (struct event){.run = on_kill};
+    n_killed = 0;
     world_init(h->seed);
     files_init(h->max_fds);
     remotes_init();
     loop_init(came_round);
     fds_max(); /* is asked once */
+    keeper_init();
     world.blocks = 0;
 }
 
 static void
-serve(struct config *config)
+serve(struct config *config, int fd)
 {
     struct gpu_device gpu_device = {
         .drv = {.uuid = "GPU-0", .total = 1 << 30, .granularity = 2 << 20}};
     struct drv drv = {.path = (char[]){"sim"}};
     struct gpu gpu = {.drv = &drv, .devices = &gpu_device, .n_devices = 1};
-    struct listener listener = {.path = (char[]){"sim"},
-                                .fd = file_new(FILE_LISTENER, NULL, 0)};
+    struct listener listener = {.path = (char[]){"sim"}, .fd = fd};
     struct notify notify = {.fd = -1};
-    struct kept kept = {.sock = -1, .wake = -1}; /* no keeper */
     const struct server_setup setup = {config,    NULL,    true,  "sim", &gpu,
                                        &listener, &notify, &kept, -1,    -1};
     struct server *server;
 
-    remotes.listener = listener.fd;
-    cr_assert_eq(server_new(&server, &setup), 0);
-    n_at_first = files.n;
-    event_in(&end, history.last_ns);
-    cr_assert_eq(server_run(server), 0);
+    SIM_CHECK(kept_init(&kept, NULL, history.n_kills ? file_new(FILE_KEEPER, NULL, 0) : -1) ==
+                  0,
+              "no keeper");
+    SIM_CHECK(server_new(&server, &setup) == 0, "no server");
+    if (!n_killed)
+        n_at_first = files.n + (history.n_kills > 0); /* the journal */
+    if (n_killed == history.n_kills)
+        event_in(&end, history.last_ns);
+    SIM_CHECK(server_run(server) == 0, "it does not serve");
     core = NULL;
     server_free(server);
+    kept_deinit(&kept);
+}
+
+/* false: it was killed. What it had in memory is left as it is. */
+static bool
+live(struct config *config, int fd)
+{
+    static jmp_buf life;
+
+    world.life = &life;
+    if (setjmp(life))
+        return false;
+    serve(config, fd);
+    world.life = NULL;
+    return true;
+}
+
+/* Often the next one is killed while not all is back. */
+static void
+end_life(void)
+{
+    fair_serve(NULL);
+    world.is_killed = false;
+    core = NULL;
+    loop_end();
+    files_end();
+    users_bereave();
+    if (n_killed < history.n_kills)
+        event_in(&kill_event, sim_random(sim_chance(50) ? history.last_ns / 4 : RESTORE_NS));
 }
 
 /* What is left of the world then is the sockets' other ends. */
@@ -173,15 +227,18 @@ run(const struct history *h)
     setup_world(h);
     setup_config(&config);
     users_init(&h->population);
-    serve(&config);
+    remotes.listener = file_new(FILE_LISTENER, NULL, 0);
+    while (!live(&config, remotes.listener))
+        end_life();
     config.n_pools = 0; /* not its own */
     config.pools = NULL;
     config_deinit(&config);
     remotes_deinit();
     users_deinit();
     SIM_CHECK(LIST_EMPTY(&remotes.all) && !remotes.n_inflight && !device_bytes &&
-                  files.n + 1 == n_at_first, /* the set has gone */
+                  files.n + (h->n_kills ? 4 : 1) == n_at_first, /* the set has gone */
               "%u of %u fds are left at the end", files.n, n_at_first);
+    keeper_deinit();
     free(files.all);
     return world.hash;
 }
@@ -205,8 +262,8 @@ number(const char *variable, uint64_t otherwise)
     return text && *text ? strtoull(text, NULL, 10) : otherwise;
 }
 
-static uint64_t
-run_seed(uint64_t seed, uint64_t last_ns)
+static struct history
+some_history(uint64_t seed, uint64_t last_ns)
 {
     struct history h = {
         .seed = seed,
@@ -226,15 +283,93 @@ run_seed(uint64_t seed, uint64_t last_ns)
                                                               : sim_chance(50) ? 3
                                                                                : 30);
     }
+    return h;
+}
+
+static uint64_t
+run_seed(uint64_t seed, uint64_t last_ns)
+{
+    const struct history h = some_history(seed, last_ns);
+
     return run(&h);
 }
 
-CAID_TEST_WITH(sim, histories, .init = set_up, .timeout = 36000)
+/* What a daemon that is killed leaves in memory goes with its process. */
+static void
+run_apart(const struct history *h)
+{
+    pid_t pid = fork();
+    int status;
+
+    if (pid == 0) {
+        run(h);
+        SIM_CHECK(n_killed == h->n_kills, "%u kills", n_killed);
+        if (!h->is_checked)
+            SIM_CHECK(loop_holds() && users_answered_between(),
+                      "%u requests waited, %u were answered between", loop_holds(),
+                      users_answered_between());
+        _exit(EXIT_SUCCESS);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert_eq(status, 0, "it ended with %#x", (unsigned)status);
+}
+
+/* The same with kills. */
+static void
+run_restarts(uint64_t seed)
+{
+    struct history h = some_history(seed, LAST_NS / 2);
+
+    h.ends_at_once = false;
+    h.n_kills = 1 + (uint32_t)sim_random(4);
+    h.population.outlives = true;
+    h.population.wait_ns = NSEC_PER_SEC;
+    h.population.n_hoard = h.population.n_users[GREEDY] ? (uint32_t)sim_random(4000) : 0;
+    run_apart(&h);
+}
+
+static void
+run_history(uint64_t seed)
+{
+    run_seed(seed, LAST_NS);
+}
+
+static void
+run_seeds(void (*run_one)(uint64_t seed))
 {
     uint64_t seed = number("CAID_TEST_SEED", 0), n = number("CAID_SIM_HISTORIES", 2);
 
     for (uint64_t i = seed ? seed : 1; i <= (seed ? seed : n); i++)
-        run_seed(i, LAST_NS);
+        run_one(i);
+}
+
+CAID_TEST_WITH(sim, histories, .init = set_up, .timeout = 36000)
+{
+    run_seeds(run_history);
+}
+
+CAID_TEST_WITH(sim, restarts, .init = set_up, .timeout = 36000)
+{
+    run_seeds(run_restarts);
+}
+
+/* One uid has piled up names; the quiet ask while they come back. */
+CAID_TEST_WITH(sim, restart_with_a_hoard, .init = set_up, .timeout = 600)
+{
+    const struct history h = {
+        .seed = 1,
+        .max_fds = 1 << 12,
+        .last_ns = LAST_NS,
+        .n_kills = 3,
+        .population = {.n_users = {[QUIET] = 4, [GREEDY] = 1},
+                       .n_conns = {[QUIET] = 10, [GREEDY] = 1},
+                       .think_ns = 50 * NSEC_PER_USEC,
+                       .outlives = true,
+                       .wait_ns = 5 * NSEC_PER_MSEC,
+                       .n_hoard = 20000},
+    };
+
+    run_apart(&h);
 }
 
 CAID_TEST_WITH(sim, same_seed_same_history, .init = set_up, .timeout = 600)

@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+
 #include "msg.h"
 #include "sim.h"
 
 #define EXIT_NS   (5 * NSEC_PER_MSEC)
 #define RETURN_NS (10 * NSEC_PER_MSEC)
+#define NOTICE_NS (2 * NSEC_PER_MSEC) /* that the daemon has gone */
 #define LEAVE_NS  (5 * NSEC_PER_SEC)
 #define MAX_WAITS (1 << 16)
 #define MAX_USERS (1 << 12)
 #define N_NAMES   8
 #define N_OPENED  32 /* at once */
+#define N_PLACES  16 /* for a request's number to tell of */
+#define HOARDED   (N_NAMES + 1)
+#define LOOKED_UP (N_NAMES + 2) /* its last name so far, which comes back last */
+#define ALL_NS    NSEC_PER_SEC  /* that the quiet wait after a restart for what is about all */
 
 enum op {
     OP_PING,
@@ -43,26 +50,36 @@ static struct population population;
 static struct user *users;
 static uint32_t n_users;
 static bool leaving, ending;
+static uint32_t last_hoarded; /* of the hoard's names */
 static struct msg_buf buf;
-static uint64_t settled_ns, waits_ns[MAX_WAITS];
+static uint64_t settled_ns, served_ns, whole_ns, waits_ns[MAX_WAITS];
 static size_t n_waits;
+static uint32_t n_between;
 
 /* ---- what is asked for ---- */
 
-/* A request's number tells its method, too. false: the socket takes no more. */
+/* A request's number tells its method, too, and which own name it is about: that place and 1, or 0.
+ * false: the socket takes no more. */
 static bool
-request(struct remote *r, enum msg_method method, const void *params)
+request_of(struct remote *r, uint32_t place, enum msg_method method, const void *params)
 {
-    uint32_t id = r->n_requests * MSG_N_METHODS + method;
+    uint32_t id = (r->n_requests * N_PLACES + place) * MSG_N_METHODS + method;
 
     SIM_CHECK(msg_encode_request(&buf, id, method, params) == 0, "method %d", method);
     if (!remote_send(r, buf.data, buf.n))
         return false;
-    if (r->n_requests > 0 && world_now_ns() >= settled_ns)
+    if ((method != MSG_HELLO || population.outlives) && world_now_ns() >= settled_ns)
         r->asked_ns = world_now_ns();
+    r->asked_all = method == MSG_LIST || r->user->uid % 2;
     r->n_requests++;
     r->n_asked++;
     return true;
+}
+
+static bool
+request(struct remote *r, enum msg_method method, const void *params)
+{
+    return request_of(r, 0, method, params);
 }
 
 static void
@@ -85,6 +102,45 @@ some_op(const struct remote *r)
     return sim_chance(60) ? r->user->favourite : (enum op)sim_random(N_OPS);
 }
 
+/* From 1 on. For one call of a function. */
+static const char *
+hoard_name(uint32_t number)
+{
+    static char name[16];
+
+    snprintf(name, sizeof(name), "hoard%u", number);
+    return name;
+}
+
+/* Every other uid does, and only while it is not back. From then on it waits for that, too. */
+static bool
+look_up(struct remote *r)
+{
+    const struct msg_str name = MSG_STR(hoard_name(last_hoarded));
+
+    return request_of(r, LOOKED_UP, MSG_OPEN,
+                      &(struct msg_open_params){
+                          .names = {&name, 1},
+                          .pool = MSG_STR("large"),
+                          .mode = MSG_STR("r"),
+                      });
+}
+
+/* One more name, with little behind it. */
+static bool
+hoard(struct remote *r)
+{
+    const int64_t n = 1;
+
+    return request_of(r, HOARDED, MSG_CREATE,
+                      &(struct msg_create_params){
+                          .name = MSG_STR(hoard_name(r->n_requests)),
+                          .pool = MSG_STR("large"),
+                          .typestr = MSG_STR("|u1"),
+                          .shape = {&n, 1},
+                      });
+}
+
 static bool
 ask(struct remote *r)
 {
@@ -93,32 +149,39 @@ ask(struct remote *r)
     const struct msg_str pool = is_shared ? MSG_STR("shared") : (struct msg_str){0};
     const uint64_t name = sim_random(N_NAMES);
     const int64_t n = (int64_t)(1 + sim_random(is_own ? 4 << 20 : 4 << 10));
+    const bool has_name = !is_own || !sim_chance(50);
+    const uint32_t place = pool.p || !has_name ? 0 : (uint32_t)name + 1;
+    const bool is_known = op == OP_OPEN && place && r->user->arrays[place - 1];
 
+    if (r->hoards)
+        return hoard(r);
     if (r->lease)
         close_lease(r);
+    if (last_hoarded && !loop_is_whole() && r->user->uid % 2 && sim_chance(50))
+        return look_up(r);
     switch (op) {
     case OP_PING: return request(r, MSG_PING, &(struct msg_none){});
     case OP_LIST: return request(r, MSG_LIST, &(struct msg_list_params){.all = true});
     case OP_OPEN:
     case OP_OPEN_ALL:
-        return request(r, MSG_OPEN,
-                       &(struct msg_open_params){
-                           .names = {op == OP_OPEN ? &names[name] : names,
-                                     op == OP_OPEN ? 1 : N_OPENED},
-                           .pool = pool,
-                           .mode = MSG_STR("r"),
-                       });
+        return request_of(r, is_known ? place : 0, MSG_OPEN,
+                          &(struct msg_open_params){
+                              .names = {op == OP_OPEN ? &names[name] : names,
+                                        op == OP_OPEN ? 1 : N_OPENED},
+                              .pool = pool,
+                              .mode = MSG_STR("r"),
+                          });
     case OP_CREATE:
     case OP_CREATE_OWN:
-        return request(r, MSG_CREATE,
-                       &(struct msg_create_params){
-                           .name = is_own && sim_chance(50) ? (struct msg_str){0} : names[name],
-                           .pool = pool,
-                           .typestr = MSG_STR("|u1"),
-                           .shape = {&n, 1},
-                           .exclusive = is_own,
-                           .memory = is_own ? MSG_STR("pinned") : (struct msg_str){0},
-                       });
+        return request_of(r, place, MSG_CREATE,
+                          &(struct msg_create_params){
+                              .name = has_name ? names[name] : (struct msg_str){0},
+                              .pool = pool,
+                              .typestr = MSG_STR("|u1"),
+                              .shape = {&n, 1},
+                              .exclusive = is_own,
+                              .memory = is_own ? MSG_STR("pinned") : (struct msg_str){0},
+                          });
     case N_OPS: break;
     }
     return false;
@@ -126,20 +189,103 @@ ask(struct remote *r)
 
 /* ---- what is answered ---- */
 
+static void leave(struct remote *r);
+
+/* All that it has is a lease, and the block of that. */
+static void
+resume(struct remote *r)
+{
+    const uint64_t lease[] = {r->lease, r->array};
+    const struct msg_u64s leases = {lease, r->lease ? 2 : 0}, none = {0};
+
+    request(r, MSG_RESUME,
+            &(struct msg_resume_params){
+                .read = r->is_write ? none : leases,
+                .write = r->is_write ? leases : none,
+                .blocks = {&r->block, r->lease && r->block},
+                .done = true,
+            });
+}
+
+static void
+take_hello(struct remote *r, struct msg *m)
+{
+    struct msg_hello_result result;
+
+    if (m->error) {
+        SIM_CHECK(r->user->kind != QUIET, "uid %u is not let in: %.*s", r->user->uid,
+                  (int)m->error_text.n, m->error_text.p);
+        if (r->comes_back)
+            leave(r);
+        return;
+    }
+    SIM_CHECK(msg_decode_result(m, MSG_HELLO, &result) == 0, "a reply");
+    if (result.token.n == ARRAY_SIZE(r->token))
+        memcpy(r->token, result.token.v, sizeof(r->token));
+    if (!r->comes_back)
+        return;
+    SIM_CHECK(result.resumed || !r->lease, "uid %u had a lease, and is not known",
+              r->user->uid);
+    if (result.resumed && !r->is_half)
+        resume(r);
+    r->comes_back = result.resumed;
+}
+
+static void
+take_resume(struct remote *r, struct msg *m)
+{
+    struct msg_resume_result result;
+
+    SIM_CHECK(!m->error && msg_decode_result(m, MSG_RESUME, &result) == 0 && !result.lost.n,
+              "uid %u has lost a lease: %.*s", r->user->uid, (int)m->error_text.n,
+              m->error_text.p);
+    r->comes_back = false;
+}
+
+/* A name that is there stays, and is the same, until it is taken away. */
+static void
+check_name(struct user *user, uint32_t place, const struct msg *m, uint64_t array)
+{
+    SIM_CHECK(m->error != PROTO_ERR_NOT_FOUND || !user->arrays[place],
+              "uid %u has lost the name \"%s\"", user->uid, names[place].p);
+    if (!array)
+        return;
+    SIM_CHECK(!user->arrays[place] || user->arrays[place] == array, "another array");
+    user->arrays[place] = array;
+}
+
 /* Who asks for little is refused for no other reason than what it has asked for. */
 static void
 take_reply(struct remote *r, struct msg *m)
 {
     enum msg_method method = (enum msg_method)(m->id % MSG_N_METHODS);
-    struct msg_arrays_result result;
+    uint32_t place = m->id / MSG_N_METHODS % N_PLACES;
+    struct msg_arrays_result result = {0};
 
     r->n_asked--;
     SIM_CHECK(m->error != PROTO_ERR_LIMIT || r->user->kind != QUIET, "uid %u is refused: %.*s",
               r->user->uid, (int)m->error_text.n, m->error_text.p);
-    if (m->error || (method != MSG_CREATE && method != MSG_OPEN))
-        return;
-    SIM_CHECK(msg_decode_result(m, MSG_OPEN, &result) == 0, "a reply");
-    r->lease = result.arrays[0].lease;
+    if (method == MSG_HELLO)
+        take_hello(r, m);
+    else if (method == MSG_RESUME)
+        take_resume(r, m);
+    if (!m->error && (method == MSG_CREATE || method == MSG_OPEN)) {
+        SIM_CHECK(msg_decode_result(m, MSG_OPEN, &result) == 0, "a reply");
+        r->lease = result.arrays[0].lease;
+        r->array = result.arrays[0].array;
+        r->block = result.arrays[0].block;
+        r->is_write = method == MSG_CREATE;
+    }
+    if (place == LOOKED_UP) {
+        SIM_CHECK(m->error != PROTO_ERR_NOT_FOUND, "the hoard is lost");
+    } else if (place == HOARDED && !m->error) {
+        if (method == MSG_CREATE)
+            last_hoarded = m->id / MSG_N_METHODS / N_PLACES;
+        r->user->n_hoarded += method == MSG_CREATE;
+        r->user->n_unhoarded += method == MSG_UNLINK;
+    } else if (place && place <= N_NAMES) {
+        check_name(r->user, place - 1, m, result.n_arrays ? result.arrays[0].array : 0);
+    }
 }
 
 static void
@@ -173,6 +319,19 @@ users_p99_ns(void)
 
 static void on_act(struct event *event);
 
+/* For what is its own, while others' comes back; for what is about all, until it is back. */
+static void
+check_wait(const struct remote *r)
+{
+    uint64_t since_ns = r->asked_ns > served_ns ? r->asked_ns : served_ns,
+             until_ns = r->asked_all || !whole_ns ? world_now_ns() : whole_ns,
+             waited_ns = until_ns > since_ns ? until_ns - since_ns : 0;
+
+    if (served_ns && r->asked_ns && population.outlives && r->kind == QUIET)
+        SIM_CHECK(waited_ns <= (r->asked_all ? ALL_NS : population.wait_ns),
+                  "uid %u has waited for %llu ns", r->user->uid, (unsigned long long)waited_ns);
+}
+
 /* Its process may live on for a while; another one comes. */
 static void
 leave(struct remote *r)
@@ -186,11 +345,46 @@ leave(struct remote *r)
 static void
 arrive(struct remote *r)
 {
-    const struct msg_hello_params params = {.version_min = 1, .version_max = 1};
+    const struct msg_str feature = MSG_STR("resume");
+    const struct msg_hello_params params = {
+        .version_min = 1,
+        .version_max = 1,
+        .features = {population.outlives ? &feature : NULL, population.outlives},
+        .token = {r->comes_back ? r->token : NULL, r->comes_back ? ARRAY_SIZE(r->token) : 0},
+    };
 
-    remote_connect(r);
-    if (r->user->kind == QUIET || leaving || sim_chance(70))
+    if (r->comes_back)
+        remote_reconnect(r);
+    else
+        remote_connect(r);
+    if (r->user->kind == QUIET || leaving || r->comes_back || r->hoards || sim_chance(70))
         request(r, MSG_HELLO, &params);
+}
+
+/* Or another process does, in its place. */
+static void
+come_back(struct remote *r)
+{
+    r->killed = false;
+    if (!r->token[0] || (!r->hoards && sim_chance(30))) {
+        leave(r);
+        return;
+    }
+    r->comes_back = true;
+    r->is_half = r->kind != QUIET && sim_chance(30);
+    arrive(r);
+}
+
+/* Its first request is hello. false: no name is left. */
+static bool
+unhoard(struct remote *r)
+{
+    const uint32_t number = r->n_requests - 2 * N_NAMES;
+
+    return number <= r->user->n_hoard &&
+           request_of(r, HOARDED, MSG_UNLINK,
+                      &(struct msg_name_params){.name = MSG_STR(hoard_name(number)),
+                                                .pool = MSG_STR("large")});
 }
 
 /* Takes the names of its uid away, and goes. */
@@ -199,13 +393,19 @@ act_leaving(struct remote *r)
 {
     read_all(r);
     while (r->n_requests < 1 + 2 * N_NAMES) {
-        struct msg_name_params params = {.name = names[r->n_requests % N_NAMES]};
+        uint32_t place = r->n_requests % N_NAMES;
+        struct msg_name_params params = {.name = names[place]};
         if (r->n_requests > N_NAMES)
             params.pool = MSG_STR("shared");
-        request(r, MSG_UNLINK, &params);
+        request_of(r, params.pool.p ? 0 : place + 1, MSG_UNLINK, &params);
     }
-    if (r->n_asked == 0)
-        leave(r);
+    while (r->n_asked < manners[GREEDY].n_asked && unhoard(r))
+        ;
+    if (r->n_asked > 0)
+        return;
+    SIM_CHECK(r->user->n_unhoarded >= r->user->n_hoarded, "%u names of %u are lost",
+              r->user->n_hoarded - r->user->n_unhoarded, r->user->n_hoarded);
+    leave(r);
 }
 
 static uint64_t
@@ -221,11 +421,14 @@ act(struct remote *r)
 
     if (sim_chance(m->percent_reading))
         read_all(r);
+    if (!r->connected) /* it was not let in */
+        return;
     if (sim_chance(m->percent_leaving)) {
         leave(r);
         return;
     }
-    while (r->n_asked < m->n_asked && ask(r))
+    while (!r->comes_back && r->n_asked < m->n_asked &&
+           (!r->hoards || r->n_requests <= r->user->n_hoard) && ask(r))
         ;
     if (r->n_asked < m->n_asked || r->kind > GREEDY) /* else the answer wakes it */
         event_in(&r->act, some_think_ns(r));
@@ -238,7 +441,9 @@ on_act(struct event *event)
 
     if (!r->connected)
         arrive(r);
-    if (r->over) {
+    if (r->killed)
+        come_back(r);
+    else if (r->over) {
         SIM_CHECK(r->user->kind != QUIET || ending, "uid %u is disconnected", r->user->uid);
         leave(r);
     } else if (leaving) {
@@ -254,6 +459,8 @@ users_wake(struct remote *r)
 {
     uint64_t ns = leaving ? 0 : some_think_ns(r);
 
+    check_wait(r);
+    n_between += r->kind == QUIET && r->asked_ns && r->sock >= 0 && !loop_is_whole();
     if (r->asked_ns && n_waits < MAX_WAITS)
         waits_ns[n_waits++] = world_now_ns() - r->asked_ns;
     r->asked_ns = 0;
@@ -272,11 +479,16 @@ add_user(enum kind kind)
     *user = (struct user){.uid = USERS_UID + n_users++,
                           .kind = kind,
                           .favourite = favourites[sim_random(ARRAY_SIZE(favourites))],
-                          .n_conns = n + n_idle};
+                          .n_conns = n + n_idle,
+                          .arrays = calloc(N_NAMES, sizeof(uint64_t)),
+                          .n_hoard = kind == GREEDY ? population.n_hoard : 0};
     TAILQ_INIT(&user->ready);
-    for (uint32_t i = 0; i < user->n_conns; i++)
-        remote_new(user, i < n ? kind : DEAD, on_act,
-                   sim_random(RETURN_NS + population.settling_ns / 5 * 4));
+    for (uint32_t i = 0; i < user->n_conns; i++) {
+        struct remote *r = remote_new(user, i < n ? kind : DEAD, on_act,
+                                      sim_random(RETURN_NS + population.settling_ns / 5 * 4));
+        r->hoards = i == 0 && user->n_hoard > 0;
+    }
+    population.n_hoard -= user->n_hoard; /* the first's alone */
 }
 
 /* The first of each kind, then the second ones: fair.c follows some of each. */
@@ -286,8 +498,11 @@ users_init(const struct population *p)
     users = calloc(MAX_USERS, sizeof(*users));
     n_users = 0;
     n_waits = 0;
+    n_between = 0;
+    served_ns = whole_ns = 0;
     leaving = ending = false;
     population = *p;
+    last_hoarded = 0;
     settled_ns = world_now_ns() + p->settling_ns;
     for (uint32_t i = 0; i < MAX_USERS / N_KINDS_OF_USERS; i++)
         for (int kind = 0; kind < N_KINDS_OF_USERS; kind++)
@@ -305,8 +520,54 @@ leave_all(void)
 
     leaving = true;
     LIST_FOREACH(r, &remotes.all, link)
-        if (!r->exit.run)
+        if (!r->exit.run) {
+            check_wait(r);
             leave(r);
+        }
+}
+
+/* What has come before is read; what is asked for is not answered any more. */
+void
+users_bereave(void)
+{
+    struct remote *r;
+
+    served_ns = whole_ns = 0;
+    LIST_FOREACH(r, &remotes.all, link) {
+        if (!r->over || r->exit.run)
+            continue;
+        read_all(r);
+        if (!r->connected) /* it was not let in */
+            continue;
+        r->killed = true;
+        r->comes_back = r->is_half = false;
+        r->asked_ns = 0;
+        event_in(&r->act, sim_random(NOTICE_NS));
+    }
+}
+
+void
+users_find_served(void)
+{
+    if (!served_ns)
+        served_ns = world_now_ns();
+    if (!whole_ns && loop_is_whole())
+        whole_ns = world_now_ns();
+}
+
+bool
+users_have_hoarded(void)
+{
+    for (uint32_t i = 0; i < n_users; i++)
+        if (users[i].n_hoarded < users[i].n_hoard / 100 * 95) /* some fail with the driver */
+            return false;
+    return true;
+}
+
+uint32_t
+users_answered_between(void)
+{
+    return n_between;
 }
 
 void
@@ -325,6 +586,8 @@ users_deinit(void)
     fair_deinit();
     msg_buf_deinit(&buf);
     buf = (struct msg_buf){0};
+    for (uint32_t i = 0; i < n_users; i++)
+        free(users[i].arrays);
     free(users);
 }
 

@@ -71,6 +71,13 @@ sim_note(uint64_t what)
     world.hash = (world.hash ^ world_now_ns()) * UINT64_C(1099511628211);
 }
 
+WRAPPED(ssize_t, getrandom, void *ret, size_t n, unsigned flags UNUSED)
+{
+    for (size_t i = 0; i < n; i++)
+        ((uint8_t *)ret)[i] = (uint8_t)sim_random(256);
+    return (ssize_t)n;
+}
+
 /* ---- events ---- */
 
 void
@@ -115,6 +122,8 @@ run_events(void)
     }
     world.blocks = 0;
     running = false;
+    if (world.is_killed && world.life)
+        longjmp(*TAKE_PTR(world.life), 1);
 }
 
 /* ---- time ---- */
