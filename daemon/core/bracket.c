@@ -486,13 +486,15 @@ bracket_turn(struct core *core, struct bracket *bracket)
             "array \"%s\": a writer died before its work was done; write or discard it",
             array_label(abandoned));
         bracket_refuse(core, bracket, &r);
-    } else if (bracket->conn->closing) {
-        bracket_free(core, bracket); /* no reply: the client has gone */
-    } else if (!wait_on(bracket)) {
-        bracket_open(core, bracket);
-    } else if (use_is_deadlock(core, bracket)) {
+    } else if (wait_on(bracket)) {
+        if (!use_is_deadlock(core, bracket))
+            return;
         refuse_deadlock(bracket, &r);
         bracket_refuse(core, bracket, &r);
+    } else if (bracket->conn->closing) {
+        bracket_free(core, bracket); /* its client gets no answer any more */
+    } else {
+        bracket_open(core, bracket);
     }
 }
 
