@@ -360,7 +360,8 @@ lasts(const struct array *array)
 }
 
 /* There is no room for the fence of an earlier write beside who writes now. Where it has not
- * passed, and this one ends undone after a restart, nobody could say any more that it has. */
+ * passed, and this one ends undone after a restart, nobody could say any more that it has: the
+ * array is abandoned, and the restart after that one does not know of the earlier write. */
 static uint64_t
 mark_of(const struct array *array)
 {

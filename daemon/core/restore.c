@@ -519,7 +519,18 @@ end_block(const struct restoring *to, uint32_t i)
     return 0;
 }
 
-/* Late, since it may go at once, and before another array of the unit has it recorded. */
+/* The record that it was read from is its own from here on, unless it has another one by now. */
+static void
+take_record(const struct restore_array *a, struct array *array)
+{
+    if (array->record)
+        return;
+    array->record = a->place;
+    array->record_named = a->record->flags & ARRAY_NAMED;
+}
+
+/* Late, since it may go at once, which is recorded before the end of its block is; and before
+ * another array of the unit has it recorded. */
 static int
 restore_expiry(const struct restoring *to, uint32_t i)
 {
@@ -530,7 +541,10 @@ restore_expiry(const struct restoring *to, uint32_t i)
     if (!(a->record->flags & ARRAY_EXPIRES) || !texts_init(&texts, a))
         return 0;
     array = array_index_find(to->core->former_arrays, a->record->key.id);
-    return array && array->named ? expiry_restore(to->core, array, texts.expires) : 0;
+    if (!array || !array->named)
+        return 0;
+    take_record(a, array);
+    return expiry_restore(to->core, array, texts.expires);
 }
 
 /* Before what says that it is gone. */
@@ -562,10 +576,7 @@ end_array(const struct restoring *to, uint32_t i)
         persist_gone(to->core, RECORD_ARRAY, record->key);
         return 0;
     }
-    if (!array->record) { /* else it has another one by now */
-        array->record = a->place;
-        array->record_named = record->flags & ARRAY_NAMED;
-    }
+    take_record(a, array);
     if (array->record_named != array->named)
         persist_array(array);
     else if (a->mark)

@@ -80,7 +80,7 @@ struct m_bracket {
 
 struct m_fence {
     int array;
-    bool write;
+    bool write, is_forgotten; /* by the journal, for a write that was open when the core died */
     uint64_t page, slot, value;
 };
 

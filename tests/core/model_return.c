@@ -108,9 +108,9 @@ is_written(const struct model *m, int array)
 }
 
 /* The next core knows of each write that is on its way, and waits for all that its writer had
- * submitted; an array of which another one is open it takes for abandoned until that has ended. Of
- * reads it does not know: it waits for those who have the memory, and come back. What lingered it
- * has forgotten. */
+ * submitted; an array of which another one is open it takes for abandoned until that has ended,
+ * and the core after it knows of the first write no more than of a read. Of reads it does not
+ * know: it waits for those who have the memory, and come back. What lingered it has forgotten. */
 static void
 restore_fences(struct model *m)
 {
@@ -121,7 +121,8 @@ restore_fences(struct model *m)
         bool has_passed = model_fence_state(m, f) == FENCE_PASSED;
         bool is_alive = m->arrays[f->array].alive;
         bool begun = is_alive && f->write && is_written(m, f->array);
-        bool known = is_alive && f->write && !begun;
+        bool known = is_alive && f->write && !begun && !f->is_forgotten;
+        f->is_forgotten |= begun;
         if (begun && core_has_write_fence(m->h.core, m->arrays[f->array].id))
             m->arrays[f->array].abandoned = true;
         bool is_over = has_passed && timeline_is_dead(h_slot(&m->h, f->page, f->slot));
@@ -528,6 +529,8 @@ come_back(struct model *m, int s)
     struct lists none = {0};
     bool is_half = slot->told, is_known = is_half || tell_all(m, s);
 
+    if (is_half) /* a step that nobody notes is no step of its own, after which all is checked */
+        model_note(m, "slot %d says that this is all", s);
     slot->told = is_known && !is_half && model_random(m, 4) == 0;
     if (slot->told) {
         model_note(m, "slot %d says no more", s);

@@ -402,6 +402,28 @@ CAID_TEST(return, after_two_deaths_with_names_that_are_lost)
     }
 }
 
+/* A name whose time is over goes, and its block with it; it is not lost. */
+CAID_TEST(return, after_two_deaths_with_names_that_expire)
+{
+    static struct harness h;
+    bool is_whole = false;
+
+    for (int n = 0; !is_whole; n++) {
+        h_init(&h, NULL);
+        uint64_t a = h_connect(&h, 1000, 1000);
+        more_names(&h, a, NSEC_PER_SEC);
+        h_exit(&h, a);
+        core_set_pieces(h.core, 1);
+        saved_begin_restart(&h);
+        h_tick(&h, 2 * NSEC_PER_SEC);
+        some_ticks(&h, n);
+        is_whole = core_is_whole(h.core);
+        saved_restart(&h);
+        cr_assert_eq(h_counts(&h).names, 0, "after %d ticks", n);
+        h_deinit(&h);
+    }
+}
+
 static void
 list_lost(struct harness *h, uint64_t conn, struct msg_lost_params params, const char *only)
 {
