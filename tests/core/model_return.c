@@ -118,12 +118,14 @@ restore_fences(struct model *m)
         struct m_fence *f = &m->fences[i];
         uint64_t conn = h_page(&m->h, f->page)->conn;
         uint64_t submitted = timeline_submitted(h_slot(&m->h, f->page, f->slot));
-        bool has_passed = model_fence_state(m, f) == FENCE_PASSED;
+        enum fence_state state = model_fence_state(m, f);
+        bool has_passed = state == FENCE_PASSED;
         bool is_alive = m->arrays[f->array].alive;
         bool begun = is_alive && f->write && is_written(m, f->array);
         bool known = is_alive && f->write && !begun && !f->is_forgotten;
         f->is_forgotten |= begun;
-        if (begun && core_has_write_fence(m->h.core, m->arrays[f->array].id))
+        if (begun &&
+            (state == FENCE_LOST || core_has_write_fence(m->h.core, m->arrays[f->array].id)))
             m->arrays[f->array].abandoned = true;
         bool is_over = has_passed && timeline_is_dead(h_slot(&m->h, f->page, f->slot));
         if (has_passed && !is_over) /* which the core may have seen, or not */

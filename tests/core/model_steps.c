@@ -424,9 +424,10 @@ step_publish(struct model *m, int s)
     r->label = model_random(m, 2) ? m->h.next_id + 1 : 0;
     int creating = m->names[r->pool][r->name].creating;
     if (!model_refuse(r, !model_may(m, slot, r->pool, 2), ERR(PERMISSION)) &&
-        !model_refuse(r, model_is_abandoned(m, lease->array), ERR(ABANDONED)) &&
+        (!model_refuse(r, model_is_abandoned(m, lease->array), ERR(ABANDONED)) ||
+         m->returning) && /* the core may not know of that yet */
         creating != M_NONE) {
-        r->must_fail = creating >= 0;
+        r->must_fail |= creating >= 0;
         r->may_fail |= ERR(EXISTS);
     }
     model_refuse(r, m->arrays[lease->array].keeper != M_NONE, ERR(INVALID));
