@@ -36,7 +36,7 @@ struct array { /* kept small: there may be a million */
         };
     };
     struct pool *pool;
-    struct charge charge; /* the creator's: one array, and the bytes of this struct */
+    struct charge charge; /* the creator's: one array, and array_host() */
 
     union {
         struct range *range; /* NULL: it has no bytes, or no memory yet */
@@ -74,8 +74,8 @@ struct array { /* kept small: there may be a million */
     int64_t extents[];     /* shape, strides; then typestr, descr and name, each terminated */
 };
 
-/* A name or metadata that an array was given later. It is charged to the user who gave it, which
- * may not be the array's creator. */
+/* An array's metadata, or a name that it was given later. It is charged to the user who gave it,
+ * which may not be the array's creator. */
 struct text {
     struct charge charge;
     uint32_t n;
@@ -113,7 +113,7 @@ int array_restore(struct core *core, struct user *user, const struct array_reque
                   struct array **ret);
 /* Gives a restored array the name that it was made with. */
 void array_restore_name(struct core *core, struct array *array);
-/* array_view.c: what an array knows without any other object's help. */
+/* array_view.c looks into an array, and changes nothing. */
 const int64_t *array_shape(const struct array *array);
 const int64_t *array_strides(const struct array *array); /* NULL: C order */
 /* Texts that the array was made with, each terminated: typestr, descr, name. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an array knows without any other object's help. */
+/* Looks into an array, and changes nothing. */
 #include "array.h"
 #include "device.h"
 #include "state.h"

@@ -80,7 +80,7 @@ struct block {
     /* those of them that have, while their streams have signals on the way */
     uint32_t n_landing;
     struct doubts doubts;
-    /* ranges that were free when the core started, linked, until no such hold is left */
+    /* ranges that were free when the core started, or are so since, until no such hold is left */
     struct range *aside;
     LIST_ENTRY(block) of_aside; /* core->aside, until all of them are free again */
     uint64_t emptied_ns;
@@ -139,7 +139,7 @@ void block_undoom(struct core *core, struct block *block);
 void blocks_doom(struct core *core, struct pool *pool, uint64_t keep);
 /* Starts the release of a reserved block: no create can get it any more. */
 void block_release(struct core *core, struct block *block);
-/* Takes an empty block out of every list. */
+/* Takes an empty block out of its space, the spares and the reserve; ends its holds. */
 void block_retire(struct core *core, struct block *block);
 void block_destroy(struct core *core, struct block *block);
 

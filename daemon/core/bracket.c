@@ -78,7 +78,7 @@ thread_get(struct conn *conn, uint64_t id, struct thread **ret)
 static void
 thread_put(struct conn *conn, struct thread *thread)
 {
-    if (!thread || --thread->n_brackets > 0) /* NULL: out of memory */
+    if (!thread || --thread->n_brackets > 0) /* NULL: the bracket was not made */
         return;
     RB_REMOVE(threads, &conn->threads, thread);
     free(thread);
@@ -121,7 +121,6 @@ bracket_destroy(struct core *core, struct bracket *bracket)
     free(bracket);
 }
 
-/* Undoes bracket_new(). */
 void
 bracket_free(struct core *core, struct bracket *bracket)
 {
@@ -209,7 +208,7 @@ add_claims(struct bracket *bracket, const struct bracket_request *req, uint64_t 
     return rc ? rc : add_claims_of(bracket, req->write, true, req->again, number, r);
 }
 
-/* Charges the bracket, before anything knows of it. */
+/* Frees a bracket that is in no list yet. */
 static void
 bracket_discard(struct bracket *bracket)
 {
@@ -273,7 +272,7 @@ bracket_make(struct core *core, struct conn *conn, const struct bracket_request 
         return -ENOMEM;
     bracket->id = req->id;
     bracket->conn = conn;
-    /* first, since the sweep may free what comes next */
+    /* first, since its sweep may free the uses that the claims are on */
     rc = bracket_charge(core, bracket, n, r);
     if (rc == 0)
         rc = thread_get(conn, req->thread, &bracket->thread);
@@ -412,7 +411,7 @@ bracket_new(struct core *core, struct conn *conn, uint32_t request,
     bracket->request = request;
     bracket_queue(core, bracket);
     if (bracket->n_unready == 0)
-        return 0; /* bracket_run() answers it */
+        return 0; /* work_run() answers it */
     rc = bracket_wait(core, bracket, req, r);
     if (rc)
         bracket_free(core, bracket);
@@ -588,7 +587,7 @@ bracket_exit(struct core *core, struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         if (bracket->claims[i].use)
-            /* a discard may have taken it out meanwhile */
+            /* again: a discard may have come meanwhile */
             bracket_abandon(&bracket->claims[i]);
     bracket_free(core, bracket);
 }

@@ -23,7 +23,7 @@ struct bracket {
     RB_ENTRY(bracket) node; /* conn->brackets, by id */
     uint64_t id;
     struct conn *conn;
-    struct charge charge; /* with that of the fences which its claims have left */
+    struct charge charge; /* with that of fences which its claims have not used */
     struct thread *thread;
     uint64_t arrival; /* its place in the order of arrival */
     uint32_t request; /* the request to answer */
@@ -53,7 +53,8 @@ RB_PROTOTYPE(deadlines, bracket, deadline, )
 RB_PROTOTYPE(asking, bracket, of_conn, )
 RB_PROTOTYPE(threads, thread, node, )
 
-/* Host memory that each is charged. A claim and a fence also count as one of RES_BRACKETS each. */
+/* Host memory that each is charged. A claim with its fence also counts as one of RES_BRACKETS, and
+ * so does the fence when it is used. */
 #define FENCE_HOST   (sizeof(struct fence) + sizeof(struct use))
 #define CLAIM_HOST   (sizeof(struct claim) + FENCE_HOST)
 #define BRACKET_HOST (sizeof(struct bracket) + sizeof(struct thread))
@@ -79,7 +80,7 @@ struct bracket *bracket_find_request(struct conn *conn, uint32_t request);
 /* Ends an open bracket; page NULL: no fence. */
 void bracket_end(struct core *core, struct bracket *bracket, struct page *page, uint32_t slot,
                  uint64_t value, bool undone, bool abandon);
-/* An array of the bracket, to be read, that a writer has abandoned; NULL: none. */
+/* An array that the bracket reads, or waits to read, and that is abandoned; NULL: none. */
 const struct array *bracket_find_abandoned(const struct bracket *bracket);
 /* Refuses a waiting bracket, and frees it. */
 void bracket_refuse(struct core *core, struct bracket *bracket, const struct refusal *r);
@@ -89,7 +90,7 @@ void bracket_drop_lease(struct core *core, struct lease *lease);
 void bracket_depart(struct core *core, struct bracket *bracket);
 /* The process has exited: ends the bracket. */
 void bracket_exit(struct core *core, struct bracket *bracket);
-/* Cancels a waiting bracket. */
+/* Frees a bracket, waiting or open, without an answer or a fence. */
 void bracket_free(struct core *core, struct bracket *bracket);
 /* Answers a bracket that waits for nothing any more, unless it has to wait after all. */
 void bracket_turn(struct core *core, struct bracket *bracket);

@@ -31,7 +31,7 @@ struct conn {
     uint64_t old_token[2]; /* the token before, which its client may still come back with */
     uint64_t number;       /* its number in the journal; 0: not recorded */
     TAILQ_ENTRY(conn) of_former; /* user->formers, or core->landing */
-    uint64_t late_ns;            /* until when a client that is resuming may be silent */
+    uint64_t late_ns;            /* of a former one: until when its client may be silent */
     gid_t *groups;
     size_t n_groups;
     char client[PROTO_CLIENT_MAX + 1];

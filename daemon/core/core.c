@@ -34,7 +34,7 @@ copy_config(struct core *core, const struct core_config *config)
     size_t n = config->n_devices;
 
     core->config = *config;
-    /* device_init() may fail: only those that are there are freed */
+    /* until core->devices has them */
     core->config.n_devices = 0;
     for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
         core->strings[i] = strdup(texts[i] ? texts[i] : "");
@@ -327,7 +327,7 @@ users_run(struct core *core)
     }
 }
 
-/* Frees memory that only processes of the earlier core could reach. */
+/* Frees memory that was set aside for clients of the earlier core, once they have gone. */
 static void
 put_back(struct core *core)
 {
@@ -340,8 +340,8 @@ put_back(struct core *core)
         LIST_REMOVE(block, of_aside);
 }
 
-/* Work that events have left, or some of it. A step may make work for the steps before it, but only
- * for the same user. */
+/* Work that events have left, or some of it. A step may make work for a step before it: that is
+ * done in the next event, which is due at once (core->behind). */
 static void
 core_run(struct core *core, bool briefly)
 {
@@ -605,8 +605,7 @@ core_set_boottime(struct core *core, uint64_t boot_ns)
     core->boot_ns = boot_ns;
 }
 
-/* Ends connections whose HELLO is late, TICK_MAX in one event. */
-#define SILENT_MAX 8
+#define SILENT_MAX 8 /* connections whose HELLO is late, ended in one event */
 
 void
 core_tick(struct core *core, uint64_t now_ns)

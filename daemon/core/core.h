@@ -194,7 +194,7 @@ void core_exited(struct core *core, uint64_t conn);
  * is restored first from now on. Ask again for all packets that wait when core_admits_more() is
  * true, and when all is restored. */
 bool core_admits(struct core *core, uint64_t conn, const void *packet, size_t n);
-/* Whether a packet that was not admitted may be now. Each answer starts a new period. */
+/* Whether packets that were not admitted may be now. It says so once for each change. */
 bool core_admits_more(struct core *core);
 /* Handles one packet, which has been admitted. A violation of the protocol closes the connection by
  * CORE_CLOSE. */
@@ -264,8 +264,8 @@ void core_spent(struct core *core, uid_t uid, uint64_t ns);
 struct core_figures {
     uint64_t turn_cpu_ns,
         turn_wall_ns;      /* the longest turn, by the thread's CPU time and by the clock */
-    const uint64_t *turns; /* [i]: turns that took at most 1 us << i; the last one: all longer
-                            * turns */
+    const uint64_t *turns; /* [i]: turns that took at most 1 us << i, and more than those of
+                            * [i - 1]; the last one: all others */
     uint32_t n_turns;
     uint64_t turn_sum_ns; /* of all turns, by the clock */
     uint64_t restarts;    /* daemons whose arrays were restored, one after the other */
@@ -297,14 +297,14 @@ enum core_action_type {
     CORE_FORGET,    /* the exit of that connection's process does not matter any more */
     CORE_PAGE_NEW,  /* make a page of timelines: core_page_done() */
     CORE_PAGE_SEAL, /* its owner has mapped it: let nobody else write (F_SEAL_FUTURE_WRITE) */
-    CORE_PAGE_KILL, /* timeline_kill() all slots and wake who waits; may come again */
+    CORE_PAGE_KILL, /* timeline_kill() all slots and wake who waits, before CORE_PAGE_FREE */
     CORE_PAGE_FREE, /* the same; then unmap and close it */
     CORE_AUDIT,     /* for the log, and of no other consequence */
 };
 
 enum core_audit_kind {
     AUDIT_REPLACE, /* a name is given to another array; another uid had created the old one */
-    AUDIT_REMOVE,  /* a name is taken away, now or by a time to live */
+    AUDIT_REMOVE,  /* such a name is taken away, now or by a time to live */
     AUDIT_LIMIT,   /* a refusal by a quota or limit */
     AUDIT_CLIENT,  /* a connection that the daemon ends */
     AUDIT_TICKET,  /* a ticket that has run out */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * When a name is unlinked by itself: by CLOCK_BOOTTIME, which runs while the machine sleeps. An
- * expiry belongs to the array with the name. It stays when the array gets another name, and ends
- * with the name, or when the name is given a new generation. It lies apart from the array, since
+ * expiry belongs to the array with the name. It stays when the array is renamed, and ends with the
+ * name, or when the name is given a new generation. It lies apart from the array, since
  * few arrays have one. Whoever gave it is charged for it.
  */
 #pragma once
@@ -31,7 +31,7 @@ RB_PROTOTYPE(expiring, expiry, of_array, )
 
 /* An expiry after so much time, by CLOCK_BOOTTIME. */
 uint64_t expiry_time(const struct core *core, uint64_t ns);
-/* An expiry for an array that has none yet. -ENOMEM or REFUSED. */
+/* A new expiry, which no array has yet. -ENOMEM or REFUSED. */
 int expiry_new(struct expiry **ret, struct user *user, uint64_t ttl_ns, struct refusal *r);
 /* Frees an expiry that no array has. NULL: nothing. */
 void expiry_free(struct expiry *expiry);

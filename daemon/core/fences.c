@@ -134,7 +134,7 @@ dues_gather(struct bracket *bracket, const struct due *after, struct dues *ret)
 
 struct reply {
     struct room room;
-    struct msg_fence *fences; /* room for DUES_MAX */
+    struct msg_fence *fences; /* room for all dues */
     uint32_t n_fences;
     struct msg_page pages[PROTO_FDS_MAX]; /* pages that the client is sent with this reply */
     struct hold *holds[PROTO_FDS_MAX];

@@ -11,7 +11,7 @@ static void
 flush_device(struct core *core, struct flush *flush, uint32_t index)
 {
     struct conn *conn = flush->conn;
-    /* all: blocks that other uids have in reserve, too */
+    /* all: entries of other uids, and their blocks in reserve, too */
     bool all = is_administrator(core, conn->user);
     struct flusher_list *flushers = &core->devices[index].flushers;
     struct flusher *flusher = &flush->flushers[index], *before;

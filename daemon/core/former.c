@@ -10,7 +10,7 @@
 #include "settle.h"
 #include "state.h"
 
-#define FORMER_NS UINT64_C(30000000000) /* that a resuming client may be silent */
+#define FORMER_NS UINT64_C(30000000000) /* that the client of a former one may be silent */
 #define ITEM_NS   UINT64_C(100000)      /* more, for each array that a client may have */
 #define LATE_NS   UINT64_C(1000000000)  /* between two looks for late clients */
 #define LATE_MAX  16                    /* given up in one event */
@@ -51,7 +51,7 @@ former_new(struct core *core, struct conn *conn)
     linger_later(core, LATE_NS);
 }
 
-/* The uid has no former connection left. */
+/* A uid has no former connection left, or none that is landing: doubts of pools may have ended. */
 static void
 know_pools(struct core *core)
 {
@@ -168,7 +168,7 @@ former_resume(struct core *core, struct conn *conn, const uint64_t token[static 
 
 /* ---- what a client says that it has ---- */
 
-/* Only arrays whose block the process has a hold on: it had that memory mapped, and may still. */
+/* No memory but in blocks that the process has a hold on: it had them mapped, and may still. */
 static bool
 may_have(struct conn *conn, struct array *array, bool readonly)
 {
@@ -180,7 +180,8 @@ may_have(struct conn *conn, struct array *array, bool readonly)
 
 #define GONE 2 /* not an error: the lease is gone */
 
-/* As for all that is restored, no limit refuses the charge. */
+/* Its memory here is charged whatever the limit, as for all that is restored; but the limit of
+ * leases holds. */
 static int
 resume_lease(struct core *core, struct conn *conn, uint64_t id, struct array *array,
              bool readonly, struct refusal *r)

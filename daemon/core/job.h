@@ -15,7 +15,7 @@ enum job_type {
 };
 
 struct job {
-    RB_ENTRY(job) node; /* core->jobs, once it has begun */
+    RB_ENTRY(job) node; /* core->jobs, from job_start() on */
     uint64_t id;
     enum job_type type;
     struct user *user; /* in whose turn it is made */

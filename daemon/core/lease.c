@@ -9,7 +9,7 @@
 
 RB_GENERATE_BY(leases, lease, node, id)
 
-/* Makes the lease; the caller has charged it. */
+/* Puts the lease, which is charged, on the array. */
 static void
 add_to_array(struct core *core, struct lease *lease, struct array *array)
 {

@@ -265,7 +265,7 @@ timeline_free(struct core *core, struct timeline *timeline)
     persist_page(core, timeline->page);
     charge_deinit(&timeline->charge);
     timeline->pool->n_timelines--;
-    pool_touch(timeline->pool); /* a pool may have waited for this; its creator is connected */
+    pool_touch(timeline->pool); /* its user may go; the owner's has the connection */
     core->n_timelines--;
     free(timeline);
 }

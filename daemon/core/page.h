@@ -83,7 +83,7 @@ int page_restore(struct core *core, struct conn *conn, uint64_t id,
 /* Makes a page for conn, which is answered later. -ENOMEM or REFUSED. */
 int page_new(struct core *core, struct conn *conn, uint32_t request, struct refusal *r);
 struct page *page_find(struct core *core, uint64_t id);
-/* The page with that number, if it has been made and is conn's own; or NULL. */
+/* conn's own page with that number, made and not given up; or NULL. */
 struct page *page_find_own(struct core *core, struct conn *conn, uint64_t id);
 /* Nobody but its owner can map it for writing from now on. */
 void page_seal(struct core *core, struct page *page);

@@ -28,7 +28,7 @@ part_count(const struct core *core, const struct array *array)
     return whole ? whole->n : 0;
 }
 
-/* A whole is charged together with its first part, to the same user. */
+/* A whole is charged with each of its parts (PART_HOST), to the same user. */
 static struct whole *
 whole_get(struct core *core, struct array *array)
 {
@@ -109,7 +109,7 @@ part_alloc(struct core *core, struct conn *conn, struct array *array, uint64_t o
     return TAKE_PTR(part);
 }
 
-/* Frees the part. Returns the array that it was a part of. */
+/* Takes the part out of its whole. Returns the array that it was a part of. */
 static struct array *
 part_leave(struct core *core, struct part *part)
 {

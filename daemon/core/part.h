@@ -66,7 +66,7 @@ void part_undo(struct core *core, struct part *part);
 /* How many parts an array has. */
 uint32_t part_count(const struct core *core, const struct array *array);
 
-/* conn, which resumes, has published the part. */
+/* conn has published the part, now or before the restart. */
 void published_add(struct conn *conn, struct part *part);
 /* conn, which resumes, has published a part that is gone. -ENOMEM or REFUSED. */
 int published_add_gone(struct conn *conn, uint64_t id, struct refusal *r);

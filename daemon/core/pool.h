@@ -86,12 +86,12 @@ int pool_new(struct core *core, const struct core_pool_config *config, struct po
 void pool_free(struct core *core, struct pool *pool);
 /* Sets all that config says, but for the name. */
 void pool_set(struct pool *pool, const struct core_pool_config *config);
-/* Dooms all that nobody uses, so that the pool can be freed. */
+/* Whether the pool has arrays or timelines. */
 bool pool_is_used(const struct pool *pool);
 /* A configured pool is leaving, or no longer so. */
 void pool_leave(struct core *core, struct pool *pool);
 void pool_stay(struct core *core, struct pool *pool);
-/* Something of the pool has gone: the core looks whether the pool, or its user, can be freed. */
+/* Something of the pool has gone: the core looks whether the user whose own it is can be freed. */
 void pool_touch(struct pool *pool);
 /* Whether conn may do all of `what` (MAY_*). The first class that fits decides, as for files. */
 bool pool_may(const struct pool *pool, const struct conn *conn, int what);

@@ -17,7 +17,7 @@ void names_expire(struct core *core);
 
 struct publish_request {
     struct msg_str name, metadata; /* metadata.p NULL: keeps its own */
-    struct array *companion;       /* kept by the array from now on; NULL: none */
+    struct array *companion;       /* kept by the array from now on; NULL: keeps its own */
     bool new;                      /* REFUSED if the name is taken */
     uint64_t ttl_ns;               /* the name's time to live; 0: without end */
     bool keeps_ttl;                /* in place of ttl_ns: what the array's name has left */

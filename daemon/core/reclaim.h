@@ -28,7 +28,8 @@ struct range *reclaim_steal(struct core *core, struct array *array);
  * has deferred), and dooms all of its reserve. Returns a device where blocks of the pool will be
  * released; n_devices: none. */
 uint32_t reclaim_pool(struct core *core, struct pool *pool, const struct user *user);
-/* Memory has run out, on behalf of user: frees what is in the queue. */
+/* Memory has run out, on behalf of user: frees what is in the queue (not what the user has
+ * deferred). */
 void reclaim_all(struct core *core, uint32_t device, const struct user *user);
 /* Frees the entries of the device's queue that are not deferred: the user's, or all (NULL). Returns
  * how many. */

@@ -244,8 +244,8 @@ count_due(struct persist *p)
     p->seen = p->journal->at;
 }
 
-/* What is recorded meanwhile goes into both journals. It counts as renewed, so that the renewal
- * ends however much is recorded. */
+/* What is recorded meanwhile goes into both journals. The more that is, the more an event renews:
+ * so the renewal ends, at whatever rate records come. */
 void
 renewal_run(struct core *core)
 {

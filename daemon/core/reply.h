@@ -31,7 +31,7 @@ struct room room_init(const struct core *core);
 bool room_take(struct room *room, size_t bytes, size_t fds);
 
 /* A page of a list: as many records as there is room for. The client asks again for the others. */
-#define PAGE_MAX 512 /* records in most pages */
+#define PAGE_MAX 512 /* records in a page of most lists */
 
 struct pager {
     struct room room;

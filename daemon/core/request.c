@@ -56,8 +56,8 @@ device_records(const struct core *core)
     return records;
 }
 
-/* The client will resume after a restart. If its token shows that it is resuming, *conn becomes the
- * connection that it had. */
+/* Notes whether the client will resume after a restart. If its token shows that it is resuming,
+ * *conn becomes the connection that it had. */
 static int
 hello_resume(struct core *core, struct conn **conn, const struct msg_hello_params *p,
              struct refusal *r)
@@ -140,7 +140,7 @@ HANDLER(on_ping)
     return 0;
 }
 
-/* Which devices can reach each other's memory. */
+/* The sums over all devices. */
 static void
 status_add_devices(const struct core *core, struct msg_status *result)
 {

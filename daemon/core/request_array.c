@@ -343,7 +343,7 @@ HANDLER(on_open_companion)
 
 /* ---- close ---- */
 
-/* The client has no hold on the block any more: the block was released meanwhile. */
+/* A block on which the client has no hold was released meanwhile. */
 static int
 forget(struct core *core, struct conn *conn, uint64_t block, struct refusal *r)
 {

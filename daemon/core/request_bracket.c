@@ -13,7 +13,7 @@ HANDLER(on_page)
     return page_new(core, conn, id, r);
 }
 
-/* The client has the page no more: it has gone meanwhile. */
+/* A page that the client neither owns nor holds has gone meanwhile. */
 HANDLER(on_drop_pages)
 {
     const struct msg_pages_params *p = params;

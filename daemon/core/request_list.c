@@ -85,7 +85,7 @@ is_before(struct msg_str a, struct msg_str b)
     return c ? c < 0 : a.n < b.n;
 }
 
-/* The part of a name that is a key of the set; none if the name comes before the set's. */
+/* The part of a name that is a key of the set; none if the name does not begin with the set's. */
 static struct msg_str
 key_part(const struct array *set, struct msg_str name)
 {
@@ -387,7 +387,7 @@ range_record(const struct core *core, const struct block *block, const struct ar
                                       .device = MSG_STR(core->devices[block->device].info.uuid),
                                       .typestr = MSG_STR(""),
                                       .memory = MSG_STR(core_kind_name(block->kind))};
-    } else if (array->pending) { /* it has no leases and no name any more: array.h */
+    } else if (array->pending) { /* its leases and generation have gone: array.h */
         s->entry = entry_record(core, array);
         s->entry.generation = 0;
         record.held = array->entry.owner->deferred > 0;

@@ -123,7 +123,7 @@ stage_one(struct conn *conn, struct array *array, struct msg_str key, uint64_t i
     return set_add(array, key, lease->array, ret, r);
 }
 
-/* All are published, or none. */
+/* All are staged, or none. */
 static int
 stage_all(struct conn *conn, struct array *array, const struct msg_stage_params *p,
           struct member **members, struct refusal *r)

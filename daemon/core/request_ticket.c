@@ -55,7 +55,7 @@ take_check(struct core *core, struct conn *conn, const struct msg_take_params *p
     return 0;
 }
 
-/* The client repeats a TAKE: the answer is the same. */
+/* Ends the ticket. If the client repeats the TAKE after a restart, the answer is the same. */
 static void
 take_end(struct core *core, struct conn *conn, uint32_t id, struct ticket *ticket)
 {

@@ -11,7 +11,7 @@
 #define HOST_ROOM     (UINT64_C(4) << 20)  /* more than any request is charged, bytes */
 #define FDS_ROOM      64
 
-/* Requests about all pools. */
+/* Requests that tell of all pools, or change something in all. */
 static const bool needs_all[MSG_N_METHODS] = {
     [MSG_STATUS] = true,  [MSG_MEMORY_INFO] = true, [MSG_POOLS] = true,
     [MSG_FLUSH] = true,   [MSG_USERS] = true,       [MSG_DRAIN] = true,
@@ -38,7 +38,7 @@ lacks_arrays(struct units *units, struct msg_u64s ids, uint32_t first, uint32_t 
     return lacks;
 }
 
-/* Requests about a pool or an array. */
+/* Whether arrays that these requests of before were about are not restored. */
 static bool
 lacks_done(struct units *units, const struct conn *conn, struct msg_u64s requests)
 {
@@ -84,7 +84,7 @@ lacks_something(struct core *core, const struct conn *conn, enum msg_method meth
     const bool *all = msg_param(method, params, "all");
     struct pool *pool = name ? pool_find(core, conn, *name) : NULL;
 
-    if (method == MSG_RESUME) /* which no limit refuses */
+    if (method == MSG_RESUME) /* its leases are charged whatever the share */
         return lacks_resumed(core->units, conn, &params->resume);
     if (needs_all[method] || (all && *all) || is_near_share(conn->user, RES_HOST, HOST_ROOM) ||
         is_near_share(conn->user, RES_FDS, FDS_ROOM))

@@ -254,7 +254,8 @@ named_generation(const struct named *named)
     return named->array ? array->generation : 0;
 }
 
-/* Not EXISTS: whoever creates a name or else opens it would try again for ever. */
+/* EXISTS only for a name that can be opened: whoever creates a name or else opens it would try
+ * again for ever. */
 int
 set_check_name(const struct array *array, struct msg_str name, struct refusal *r)
 {

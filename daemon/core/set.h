@@ -52,7 +52,7 @@ int set_restore(struct array *array, struct msg_str key, struct array *of, uint3
 void set_keep(struct array *array, const struct member *member);
 /* Undoes set_add(). Something else keeps the array. */
 void set_remove(struct array *array, struct member *member);
-/* The member with that key. NULL: there is none, or `set` is NULL or no set. */
+/* The member with that key. NULL: there is none, or `array` is NULL or no set. */
 struct array *set_get(const struct array *array, struct msg_str key);
 /* The first member > after whose key does not come before the prefix. */
 struct member *set_next(const struct array *array, struct msg_str after, struct msg_str prefix);
@@ -79,5 +79,5 @@ int set_check_name(const struct array *array, struct msg_str name, struct refusa
 void set_end(struct array *array);
 /* Lets go of one member, which the caller settles. With the last one the set is freed. */
 struct array *set_take(struct set *set);
-/* Frees all when the core ends. The pools free the members' structs. */
+/* Frees all when the core ends. The pools free the arrays that are members. */
 void set_forget(struct set *set);

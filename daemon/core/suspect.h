@@ -29,7 +29,8 @@ struct suspect {
 
 struct suspects {
     struct suspect v[SUSPECTS_MAX];
-    uint32_t n, next;
+    uint32_t n; /* entries that are not free: mostly 0, so that no request is looked for */
+    uint32_t next;
 };
 
 /* A daemon has died while it handled that: journal->in_hand. */

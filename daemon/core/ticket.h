@@ -53,14 +53,14 @@ struct ticket {
 RB_HEAD(tickets, ticket);
 RB_HEAD(ticket_ends, ticket); /* the earliest first */
 
-/* Makes a ticket without a sender. */
+/* The ticket that has the lease, which has no connection. */
 static inline const struct ticket *
 ticket_of_lease(const struct lease *lease)
 {
     return container_of((uintptr_t)lease, struct ticket, lease);
 }
 
-/* Checks the tickets that a request has in it. REFUSED. */
+/* Checks that this is a ticket's secret. REFUSED. */
 int ticket_check(struct msg_u64s words, struct refusal *r);
 /* A ticket of conn for an array that it has leased. -ENOMEM; REFUSED: a limit, or the secret is
  * taken. */

@@ -370,14 +370,13 @@ use_scan(struct use *use)
     let_writer_go(use);
 }
 
-bool
+void
 use_unready(struct claim *claim)
 {
     if (!use_is_kept(claim->use, claim->write))
-        return false;
+        return;
     claim->ready = false;
     claim->bracket->n_unready++;
-    return true;
 }
 
 /* Lets those in whose turn it is. Each reader is looked at once, so that a queue which empties

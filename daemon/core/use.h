@@ -32,11 +32,11 @@ struct use {
     struct claims waiting;   /* in the order of arrival */
     LIST_HEAD(, claim) open; /* with their turn: many readers or one writer */
     uint32_t n_readers, n_writers, n_waiting;
-    struct claim *first_writer; /* in `waiting`; NULL: no writer waits */
-    struct fence *write;        /* of the last write; NULL: it has passed */
-    struct fences reads;        /* of the reads since, by page and slot */
-    uint32_t n_reads, n_swept;  /* and how many were left by the last sweep */
-    uint64_t visited[2]; /* the last search that looked at its readers, and at its writers */
+    struct claim *first_writer;    /* in `waiting`; NULL: no writer waits */
+    struct fence *write;           /* of the last write; NULL: it has passed */
+    struct fences reads;           /* of the reads since, by page and slot */
+    uint32_t n_reads, n_swept;     /* and how many were left by the last sweep */
+    uint64_t visited[2];           /* the last search for what keeps a reader, and a writer */
     TAILQ_ENTRY(use) of_lingering; /* core->lingering, or ->landed */
 
     /* What clients of an earlier core do with the array is not known: former.h. */
@@ -90,15 +90,15 @@ bool use_is_abandoned(struct array *array);
 void use_abandon(struct use *use);
 /* The claim waits for its turn. If it has that now, its bracket may be ready. */
 void use_queue(struct claim *claim);
-/* The claim has lost its turn: a discard has left the array to a writer that has hung up. */
-bool use_unready(struct claim *claim);
+/* The claim waits on if it has lost its turn meanwhile: see wait_on() in bracket.c. */
+void use_unready(struct claim *claim);
 /* The claim is open from now on. */
 void use_hold(struct claim *claim);
 /* Takes the claim out; claim->use is NULL afterwards. */
 void use_leave(struct claim *claim);
 /* Lets those in whose turn it is now. */
 void use_scan(struct use *use);
-/* Whether the claim would wait for its own thread: a deadlock. */
+/* Whether the waiting bracket waits for its own thread. */
 bool use_is_deadlock(struct core *core, struct bracket *bracket);
 /* A bracket has ended. After a write, its fence replaces all others (page NULL: none is left). */
 void use_end(struct claim *claim, struct page *page, uint32_t slot, uint64_t value);

@@ -287,8 +287,7 @@ waiter_retry(struct core *core, struct waiter *waiter)
     }
 }
 
-/* From the start, since freed ranges may be in the queue. The last try is as if it had not
- * waited. */
+/* As if it had not waited, since the queue may have ranges that are freed by now. */
 static void
 try_again(struct core *core, struct waiter *waiter)
 {

@@ -95,8 +95,7 @@ watch_free(struct core *core, struct watch *watch)
     RB_REMOVE(watches_of_conn, &watch->conn->watches, watch);
     charge_deinit(&watch->charge);
     watch->pool->n_watches--;
-    /* a pool may have waited for this; the watching client is connected */
-    pool_touch(watch->pool);
+    pool_touch(watch->pool); /* its user may go; the watcher's has the connection */
     core->n_watches--;
     free(watch);
 }
@@ -150,7 +149,7 @@ watch_first(struct core *core, struct pool *pool, struct msg_str name)
     return RB_NFIND(watches, &core->watches, &key.watch);
 }
 
-/* The array with that name, or the set's member. */
+/* Whether the array has the name (key empty), or is a set with that key. */
 static bool
 has_key(const struct array *array, struct msg_str key)
 {
@@ -169,7 +168,7 @@ watch_notify(struct core *core, struct pool *pool, struct msg_str name, const st
         struct msg_str key = {watch->name + name.n, watch->n_name - name.n};
         next = RB_NEXT(watches, &core->watches, watch);
         if (key.n && !is_sets)
-            break; /* watches of the set's own name come first */
+            break; /* watches of the name itself come first */
         if (key.n && !has_key(old, key) && !has_key(new, key))
             continue;
         watch->generation = has_key(new, key) ? new->generation : 0;

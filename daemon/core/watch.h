@@ -16,7 +16,7 @@ struct array;
 
 struct watch {
     RB_ENTRY(watch) node;       /* core->watches, by pool, name, connection and request */
-    TAILQ_ENTRY(watch) of_user; /* core->watches; or user->due, once it is to be answered */
+    TAILQ_ENTRY(watch) of_user; /* user->due, in place of that, once it is to be answered */
     bool is_due;
     bool is_over;            /* the pool has gone: the answer is a refusal */
     uint64_t generation;     /* the answer's */
