@@ -152,7 +152,6 @@ connect_socket(struct caid_client *client, const char *given, uint64_t deadline_
 
 /* ---- HELLO ---- */
 
-/* "device legacy pinned". */
 static int
 devices_fill(struct caid_client *client, const struct reply *reply,
              const struct msg_hello_result *hello, struct caid_error *error)

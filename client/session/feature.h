@@ -58,7 +58,7 @@ struct feature {
     /* The client has come back to another daemon: says what it has of the one that was (resume.h).
      * Of what else that was yet to be told, nothing is. */
     void (*take_inventory)(struct caid_client *client, struct inventory *inventory);
-    /* That lease could not be had again; its array may have been closed since claim(). */
+    /* That lease could not be had again; its array may have been closed since. */
     void (*lost_lease)(struct caid_client *client, uint64_t lease);
     /* The connection has ended: there is nobody to send anything to. Calls in flight fail next. */
     void (*lost)(struct caid_client *client);

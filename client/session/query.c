@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A list comes in packets: each one is asked for from where the last one ended. The program's
+ * callback runs with nothing locked and may use the client.
+ */
 #include "query.h"
 
 #include <errno.h>
@@ -6,12 +10,23 @@
 
 #include "client.h"
 #include "options.h"
-#include "pager.h"
+#include "text.h"
 
-/* A query under way. */
+/* Bytes of a name or a pool that a list goes on after, and the terminator. */
+#define CURSOR_MAX 512
+
+/* A record's place in the order of a list; no such numbers: 0. */
+struct cursor {
+    char pool[CURSOR_MAX], name[CURSOR_MAX];
+    uint64_t generation, array;
+};
+
+/* A query under way, on the stack of the call that lists. */
 struct run {
-    struct pager pager;
+    struct caid_client *client;
     const struct query *query;
+    struct cursor at; /* what was given last */
+    bool failed;      /* here, and not in the program's callback */
 
     union {
         struct msg_list_params by_pool; /* the others of these begin as it does */
@@ -49,13 +64,46 @@ struct query {
     bool (*next)(struct run *run, const void *from);
 };
 
+static int
+cursor_compare(const struct cursor *a, const struct cursor *b)
+{
+    int c = strcmp(a->pool, b->pool);
+
+    if (c == 0)
+        c = strcmp(a->name, b->name);
+    if (c == 0)
+        c = (a->generation > b->generation) - (a->generation < b->generation);
+    return c ? c : (a->array > b->array) - (a->array < b->array);
+}
+
+/* Has the list go on after that name and, where ret_pool is not NULL, in that pool. False: it is no
+ * name, or does not come after what was given last: all lists are in this order, and one that does
+ * not get on could have no end. */
+static bool
+go_on(struct run *run, struct msg_str pool, struct msg_str name, uint64_t generation,
+      uint64_t array, struct msg_str *ret_pool, struct msg_str *ret_after)
+{
+    struct cursor at = {.generation = generation, .array = array};
+
+    if (pool.n >= CURSOR_MAX || name.n >= CURSOR_MAX)
+        return false;
+    text_copy(at.pool, CURSOR_MAX, pool);
+    text_copy(at.name, CURSOR_MAX, name);
+    if (cursor_compare(&at, &run->at) <= 0)
+        return false;
+    run->at = at;
+    if (ret_pool)
+        *ret_pool = MSG_STR(run->at.pool);
+    *ret_after = MSG_STR(run->at.name);
+    return true;
+}
+
 static bool
 next_pool(struct run *run, const void *from)
 {
     const struct msg_pool *pool = from;
 
-    return pager_go_on(&run->pager, pool->name, pool->name, 0, 0, NULL,
-                       &run->params.pools.after);
+    return go_on(run, pool->name, pool->name, 0, 0, NULL, &run->params.pools.after);
 }
 
 static bool
@@ -90,8 +138,8 @@ next_metric(struct run *run, const void *from)
     run->params.metrics.from = result->from;
     if (!result->more || from != &result->metrics[result->n_metrics - 1])
         return true;
-    return pager_go_on(&run->pager, result->pool, (struct msg_str){0}, result->from, 0,
-                       &run->params.metrics.pool, &none);
+    return go_on(run, result->pool, (struct msg_str){0}, result->from, 0,
+                 &run->params.metrics.pool, &none);
 }
 
 static bool
@@ -99,7 +147,7 @@ next_name(struct run *run, struct msg_str pool, struct msg_str name)
 {
     struct msg_list_params *at = &run->params.by_pool;
 
-    return pager_go_on(&run->pager, pool, name, 0, 0, at->all ? &at->pool : NULL, &at->after);
+    return go_on(run, pool, name, 0, 0, at->all ? &at->pool : NULL, &at->after);
 }
 
 static bool
@@ -144,8 +192,8 @@ next_unnamed(struct run *run, const void *from)
     struct msg_unnamed_params *at = &run->params.unnamed;
 
     pass_details(at, details);
-    return pager_go_on(&run->pager, entry->pool, entry->name, at->generation, at->array,
-                       at->all ? &at->pool : NULL, &at->name);
+    return go_on(run, entry->pool, entry->name, at->generation, at->array,
+                 at->all ? &at->pool : NULL, &at->name);
 }
 
 static bool
@@ -158,8 +206,8 @@ next_range(struct run *run, const void *from)
     if (!details->state.p || details->bytes == 0 || at->offset < details->bytes ||
         at->offset > details->block_size)
         return false;
-    return pager_go_on(&run->pager, details->entries[0].pool, (struct msg_str){0}, at->block,
-                       at->offset, at->all ? &at->pool : NULL, &at->name);
+    return go_on(run, details->entries[0].pool, (struct msg_str){0}, at->block, at->offset,
+                 at->all ? &at->pool : NULL, &at->name);
 }
 
 #define QUERY(method_, METHOD, result, r, records, cursor, ...)                      \
@@ -185,19 +233,66 @@ static const struct query queries[] = {
 };
 
 static int
-run_give(struct pager *pager, uint32_t i)
+run_fail(struct run *run, int r)
 {
-    struct run *run = container_of(pager, struct run, pager);
-    const struct answer *answer = run->query->answer;
-    union any_answer record;
-    const char *list;
+    run->failed = true;
+    return r;
+}
 
-    memcpy(&list, (const char *)&run->result + run->query->list, sizeof(list));
-    const void *from = list + i * answer->from_size;
-    int r = answer_fill(answer, pager->client, pager->reply, from, &record);
+static int
+give_record(struct run *run, const struct reply *reply, const void *from)
+{
+    union any_answer record;
+
+    int r = answer_fill(run->query->answer, run->client, reply, from, &record);
     if (r == 0 && !run->query->next(run, from))
         r = -EPROTO;
-    return r < 0 ? pager_fail(pager, r) : run->fn(&record, run->userdata);
+    return r < 0 ? run_fail(run, r) : run->fn(&record, run->userdata);
+}
+
+/* A daemon that has more but gives nothing would have us ask for ever. */
+static int
+give_packet(struct run *run, const struct reply *reply, bool *ret_more)
+{
+    const char *result = (const char *)&run->result, *records;
+    int r = 0;
+    uint32_t n;
+
+    memcpy(&records, result + run->query->list, sizeof(records));
+    memcpy(&n, result + run->query->n, sizeof(n));
+    memcpy(ret_more, result + run->query->more, sizeof(*ret_more));
+    for (uint32_t i = 0; r == 0 && i < n; i++)
+        r = give_record(run, reply, records + i * run->query->answer->from_size);
+    return r == 0 && *ret_more && n == 0 ? run_fail(run, -EPROTO) : r;
+}
+
+static int
+next_packet(struct run *run, bool *ret_more, struct caid_error *error)
+{
+    _cleanup_reply_ struct reply reply = {0};
+    enum msg_method method = run->query->method;
+
+    int r = reply_get(&reply, run->client, method, &run->params, &run->result, error);
+    if (r < 0)
+        return r;
+    r = give_packet(run, &reply, ret_more);
+    if (!run->failed)
+        return r;
+    return r == -EPROTO ? client_violated(run->client, msg_method_name(method), error)
+                        : fail_errno(error, -r, "no memory for a list");
+}
+
+/* Gives all records: 0, what the callback said that was not 0, or an error. */
+static int
+run_all(struct run *run, struct caid_error *error)
+{
+    bool more = false;
+    int r;
+
+    do
+        r = next_packet(run, &more, error);
+    while (r == 0 && more);
+    return r;
 }
 
 const struct query *
@@ -216,20 +311,15 @@ query_answer(const struct query *query)
 }
 
 static int
-run_all(struct run *run, struct caid_client *client, struct caid_error *error)
+check_options(struct caid_client *client, bool has_fn, const struct caid_list_options *options,
+              struct caid_list_options *ret, struct caid_error *error)
 {
-    char *result = (char *)&run->result;
-
-    run->pager = (struct pager){
-        .client = client,
-        .method = run->query->method,
-        .params = &run->params,
-        .result = result,
-        .n = (const uint32_t *)(const void *)(result + run->query->n),
-        .more = (const bool *)(result + run->query->more),
-        .give = run_give,
-    };
-    return pager_run(&run->pager, error);
+    int r = client_check_given(client, has_fn, "fn", error);
+    if (r == 0)
+        r = options_read(ret, sizeof(*ret), options, error);
+    if (r == 0)
+        r = check_pool(ret->pool, error);
+    return r < 0 ? r : check_text("prefix", ret->prefix, false, error);
 }
 
 int
@@ -238,10 +328,10 @@ query_run(const struct query *query, struct caid_client *client,
           int (*fn)(const void *record, void *userdata), void *userdata,
           struct caid_error *error)
 {
-    struct run run = {.query = query, .fn = fn, .userdata = userdata};
+    struct run run = {.client = client, .query = query, .fn = fn, .userdata = userdata};
     struct caid_list_options opts;
 
-    int r = pager_check(client, fn, options, &opts, error);
+    int r = check_options(client, fn, options, &opts, error);
     if (r < 0)
         return r;
     if (query->by_pool) {
@@ -251,7 +341,7 @@ query_run(const struct query *query, struct caid_client *client,
         if (query->method == MSG_LIST || query->method == MSG_LOST)
             run.params.by_pool.prefix = msg_str_opt(opts.prefix);
     }
-    return run_all(&run, client, error);
+    return run_all(&run, error);
 }
 
 int
@@ -348,12 +438,13 @@ query_set(struct caid_client *client, uint64_t lease,
           int (*fn)(const struct caid_entry *entry, void *userdata), void *userdata,
           struct caid_error *error)
 {
-    struct run run = {.query = query_find("list"),
+    struct run run = {.client = client,
+                      .query = query_find("list"),
                       .params.by_pool = {.of = lease},
                       .fn = give_entry,
                       .userdata = PROGRAM(fn, userdata)};
 
-    return run_all(&run, client, error);
+    return run_all(&run, error);
 }
 
 /* ---- the daemon ---- */

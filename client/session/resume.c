@@ -414,7 +414,7 @@ talk_over(struct caid_client *client, struct caid_client *talk, struct caid_erro
     return r;
 }
 
-/* Under the lock, which it drops meanwhile. 0: resumed, or try again. */
+/* Under the lock, which it drops meanwhile. 0: resumed, or lost; -errno: try again. */
 static int
 seek(struct caid_client *client)
 {
