@@ -82,16 +82,26 @@ role_start(struct stress *s, unsigned role, void (*actor)(struct actor *, unsign
     exit(0);
 }
 
+static bool
+role_has_ended(const struct role *r, siginfo_t *ret)
+{
+    ret->si_pid = 0;
+    return waitid(P_PID, (id_t)r->pid, ret, WEXITED | WNOHANG | WNOWAIT) == 0 && ret->si_pid;
+}
+
 void
 role_await(struct stress *s, unsigned role)
 {
     struct role *r = &s->roles[role];
-    int status;
+    siginfo_t end;
 
-    if (program_wait_for(&r->reached, HANG_S))
-        return;
-    if (waitpid(r->pid, &status, WNOHANG) > 0)
-        stress_fail(s, "actor %u has ended: status %#x", role, status);
+    for (int i = 0; i < HANG_S; i++) {
+        bool ended = role_has_ended(r, &end);
+        if (program_wait_for(&r->reached, !ended))
+            return;
+        if (ended)
+            stress_fail(s, "actor %u has ended: status %d", role, end.si_status);
+    }
     stress_fail(s, "actor %u does not get there", role);
 }
 
