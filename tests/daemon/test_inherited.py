@@ -46,7 +46,7 @@ def test_limits_that_let_nobody_be_served(start, mode, limits, said):
     assert said in d.text()
 
 
-def test_a_limit_of_time_is_type(start):
+def test_a_limit_of_time_is_told(start):
     d = start(**limited(cpu="1000:2000"))
     assert "2000 s of CPU time end this process" in d.text()
 

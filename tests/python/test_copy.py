@@ -361,7 +361,7 @@ def test_a_lease_outlives_its_copies(client, stream):
     np.testing.assert_array_equal(out, counting(N))
 
 
-def test_a_copy_that_fails_is_type(client, a, stream):
+def test_a_copy_that_fails_is_told(client, a, stream):
     """And leaves nothing pending that would never pass."""
     softcuda("fail cuMemcpyHtoDAsync=CUDA_ERROR_UNKNOWN")
     try:

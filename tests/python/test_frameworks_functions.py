@@ -125,7 +125,7 @@ def test_a_device_that_has_no_arena(client):
     assert type(torch_error()) is caid.InvalidError
 
 
-def test_only_the_last_error_is_type(entry):
+def test_only_the_last_error_is_told(entry):
     entry.malloc(-5)
     entry.malloc(-6)
     assert "-6" in str(torch_error())

@@ -71,13 +71,14 @@ def forged(reference, **fields):
 NOT_SO = {
     "shape": [(3, 5), (3,), (-3, 4), (12, 1)],
     "strides": [(16,), (4, 16)],
-    "_told": [("<i4", 4.0, None), ("<i8", 8, None), ("<x4", 4, None), ("int4", 4, None), ("|V4", 4, "[]")],
+    "_type": [("<i4", 4.0, None), ("<i8", 8, None), ("<x4", 4, None), ("int4", 4, None), ("|V4", 4, "[]")],
     "_ticket": [b"short"],
     "_start": [40, -8],
 }
 
 
 def test_a_forged_field_is_found_where_it_is_opened(filled, client):
+    assert NOT_SO.keys() <= _reference._FIELDS.keys()
     with caid.Reference(filled) as reference:
         for field in _reference._FIELDS:
             for value in [1.5, {"a": 1}, [1], -1 << 70, (1, "x"), *NOT_SO.get(field, ())]:

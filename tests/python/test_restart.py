@@ -968,7 +968,7 @@ def test_what_is_no_journal(restarts):
 
 
 @pytest.mark.parametrize("n", [0, 20])
-def test_damage_of_a_journal_is_type(restarts, n):
+def test_damage_of_a_journal_is_told(restarts, n):
     """Where it is, behind n records, and how much is not read."""
     with restarts.connect() as c:
         for i in range(10):
@@ -1070,7 +1070,7 @@ def is_lost(client, name):
     return True
 
 
-def test_what_is_lost_is_type(legacy):
+def test_what_is_lost_is_told(legacy):
     """Through restarts, until somebody gives the name to another array, or takes it away."""
     with legacy.connect() as c, c.create("k", 4, memory="legacy"):
         for n in range(3):

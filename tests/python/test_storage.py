@@ -427,7 +427,7 @@ def test_it_computes_nothing(options):
     assert s.T.halo == ((1, 2), (0, 1)) and s.transpose(0, 1).halo == s.halo and s.T.domain_view.shape == (0, 1)
 
 
-def test_what_is_type(options):
+def test_what_is_told(options):
     s = cs.ones((4, 5), "f4", halo=(1, (0, 2)), layout=(1, 0), **options)
     for side, told in s.__gt_data_interface__.items():
         assert (told["shape"], told["typestr"], told["strides"], told["halo"]) == ((4, 5), "<f4", s.strides, s.halo)
@@ -681,7 +681,7 @@ def test_the_state_is_that_of_all_views():
             assert (contents(other) == 1).all()
 
 
-def test_what_is_modified_behind_its_back_is_type():
+def test_what_is_modified_behind_its_back_is_told():
     s = cs.zeros((3, 3), device="gpu")
     host, device = s.to_numpy(), caid.as_array(s)
     device.copy_from_host(np.ones((3, 3)))

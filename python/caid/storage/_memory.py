@@ -118,7 +118,7 @@ def _strides(p):
 
 
 def _alignment(p):
-    """The alignment that is asked for, or that of the type, if it is larger."""
+    """The least alignment that suits both what is asked for and the type."""
     return math.lcm(p.alignment_size, p.dtype.alignment)
 
 
