@@ -66,6 +66,14 @@ function(caid_test name)
   endif()
 endfunction()
 
+# caid_test_nomem(NAME sources... [LIBS ...]): the same, with allocations that fail (tests/nomem.h).
+function(caid_test_nomem name)
+  caid_test(${name} ${PROJECT_SOURCE_DIR}/tests/nomem.c ${ARGN})
+  foreach(function malloc calloc realloc reallocarray strdup strndup)
+    target_link_options(${name} PRIVATE -Wl,--wrap=${function})
+  endforeach()
+endfunction()
+
 # caid_pytest(NAME paths or pytest options... [GPU | GPU_ONLY]): Python tests, run by the build's
 # interpreter. What can be tested nowhere here (a module is missing: pytest ends with 5) shows as
 # skipped.

@@ -85,10 +85,10 @@ CLIENT_TEST(arena_nomem, at_every_place)
     memcpy(own_pool, status.pool, sizeof(status.pool));
     do {
         error = (struct caid_error){0};
-        to_go = n;
+        nomem_countdown = n + 1;
         int r = scenario();
-        reached = to_go < 0;
-        to_go = -1;
+        reached = nomem_countdown == 0;
+        nomem_countdown = 0;
         if (r < 0)
             cr_assert(reached && error.code != 0 && error.message[0], "allocation %d: %d", n,
                       r);

@@ -348,10 +348,10 @@ CLIENT_TEST(nomem, at_every_place)
         error = (struct caid_error){0};
         snprintf(own_name, sizeof(own_name), "x%d", n);
         struct caid_array *own = make_bytes(witness, own_name, 64);
-        to_go = n;
+        nomem_countdown = n + 1;
         int r = scenario(&daemon);
-        reached = to_go < 0;
-        to_go = -1;
+        reached = nomem_countdown == 0;
+        nomem_countdown = 0;
         cr_assert_eq(n_gone, n_parts, "allocation %d", n);
         /* A failure may also cost nothing: what was not told at once is told later. */
         if (r < 0)

@@ -2,79 +2,37 @@
 /*
  * The model's histories, each again and again with the n-th allocation inside the core failing, for
  * every n until none fails: no crash, no leak, sums and books that are right, and at most that one
- * connection ended. (The linker's --wrap puts the counter in front of the allocator; msgpack-c, a
- * shared library, is not concerned.)
+ * connection ended.
  */
 #include <signal.h>
 
 #include "caid_test.h"
 #include "model.h"
+#include "nomem.h"
 
 #define HISTORIES 30 /* in each body */
 
 static bool armed;
-static long countdown;
 static struct model model;
 
 /* What is done long before the allocation that fails is checked where that was an earlier one. */
 #define CHECKED_BEFORE 10
 
-static bool
-fails(void)
+bool
+nomem_fails(void)
 {
     if (!armed)
         return false;
-    countdown--;
-    if (countdown < CHECKED_BEFORE)
+    nomem_countdown--;
+    if (nomem_countdown < CHECKED_BEFORE)
         h_known = false;
-    return countdown == 0;
+    return nomem_countdown == 0;
 }
 
 static void
 arm(bool on)
 {
     armed = on;
-}
-
-void *__real_malloc(size_t n);
-void *__real_calloc(size_t n, size_t size);
-void *__real_realloc(void *p, size_t n);
-char *__real_strdup(const char *s);
-char *__real_strndup(const char *s, size_t n);
-void *__wrap_malloc(size_t n);
-void *__wrap_calloc(size_t n, size_t size);
-void *__wrap_realloc(void *p, size_t n);
-char *__wrap_strdup(const char *s);
-char *__wrap_strndup(const char *s, size_t n);
-
-void *
-__wrap_malloc(size_t n)
-{
-    return fails() ? NULL : __real_malloc(n);
-}
-
-void *
-__wrap_calloc(size_t n, size_t size)
-{
-    return fails() ? NULL : __real_calloc(n, size);
-}
-
-void *
-__wrap_realloc(void *p, size_t n)
-{
-    return fails() ? NULL : __real_realloc(p, n);
-}
-
-char *
-__wrap_strdup(const char *s)
-{
-    return fails() ? NULL : __real_strdup(s);
-}
-
-char *
-__wrap_strndup(const char *s, size_t n)
-{
-    return fails() ? NULL : __real_strndup(s, n);
 }
 
 static void
@@ -101,13 +59,13 @@ run_histories(uint64_t first)
     for (uint64_t seed = first; seed < first + HISTORIES; seed++) {
         long n = 0;
         do {
-            countdown = ++n;
+            nomem_countdown = ++n;
             h_known = n > CHECKED_BEFORE;
             core_check_anew();
             model_run(&model, seed, true);
             h_known = false;
             cr_assert_leq(model.n_out_of_memory, 1, "one failure ended several connections");
-        } while (countdown <= 0);
+        } while (nomem_countdown <= 0);
         cr_assert_gt(n, 30, "the counter is not in front of the allocator");
     }
 }
@@ -165,10 +123,10 @@ CAID_TEST_WITH(nomem, parts, .timeout = 240)
     do {
         h_init(&h, h_sharing);
         h.lenient = true;
-        countdown = ++n;
+        nomem_countdown = ++n;
         done = run_parts(&h);
         armed = false;
-        cr_assert(countdown > 0 || !done, "an allocation that failed was not missed");
+        cr_assert(nomem_countdown > 0 || !done, "an allocation that failed was not missed");
         cr_assert_leq(h.closed[1] + h.closed[2], 1, "one failure ended both");
         if (done)
             cr_assert_eq(h_counts(&h).arrays, 0);
@@ -180,7 +138,7 @@ CAID_TEST_WITH(nomem, parts, .timeout = 240)
         h_disconnect(&h, 2);
         cr_assert_eq(h_counts(&h).arrays, 0, "after %ld allocations", n);
         h_deinit(&h);
-    } while (countdown <= 0);
+    } while (nomem_countdown <= 0);
     cr_assert_gt(n, 20);
 }
 
@@ -195,7 +153,7 @@ CAID_TEST(nomem, audits)
         h_init(&h, NULL);
         uint64_t owner = h_connect(&h, 1000, 1000), other = h_connect(&h, 1001, 1001);
         h_create_now(&h, owner, "w", "open", 100);
-        countdown = ++n;
+        nomem_countdown = ++n;
         h_arm = arm;
         h_unlink(&h, other, "w", "open");
         h_arm = NULL;
@@ -207,7 +165,7 @@ CAID_TEST(nomem, audits)
         cr_assert_eq(h.n_audits, unlinked + 1);
         n_lost += h.n_audits_lost;
         h_deinit(&h);
-    } while (countdown <= 0);
+    } while (nomem_countdown <= 0);
     cr_assert_gt(n_lost, 0);
 }
 
@@ -230,7 +188,7 @@ CAID_TEST_WITH(nomem, the_core_itself, .timeout = 240)
     int r;
 
     do {
-        countdown = ++n;
+        nomem_countdown = ++n;
         armed = true;
         r = core_new(&core, &config, 0);
         armed = false;

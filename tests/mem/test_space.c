@@ -4,32 +4,8 @@
 
 #include "base/macros.h"
 #include "caid_test.h"
+#include "nomem.h"
 #include "space_map.h"
-
-static long countdown; /* 0: none fails */
-
-static bool
-fails(void)
-{
-    return countdown && --countdown == 0;
-}
-
-void *__real_malloc(size_t n);
-void *__real_calloc(size_t n, size_t size);
-void *__wrap_malloc(size_t n);
-void *__wrap_calloc(size_t n, size_t size);
-
-void *
-__wrap_malloc(size_t n)
-{
-    return fails() ? NULL : __real_malloc(n);
-}
-
-void *
-__wrap_calloc(size_t n, size_t size)
-{
-    return fails() ? NULL : __real_calloc(n, size);
-}
 
 static struct space space;
 static struct extent extents[4];
@@ -153,10 +129,10 @@ CAID_TEST(space, every_allocation_fails_once)
 
     while (failed) {
         map_init(&map);
-        countdown = ++n;
+        nomem_countdown = ++n;
         history(&map);
-        failed = countdown == 0;
-        countdown = 0;
+        failed = nomem_countdown == 0;
+        nomem_countdown = 0;
         map_check(&map); /* a failed call has changed nothing */
         map_deinit(&map);
     }
