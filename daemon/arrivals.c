@@ -8,8 +8,8 @@
 #include "base/macros.h"
 #include "fds.h"
 
-#define FDS_PART 4   /* of all fds, for connections that are not taken up yet */
-#define RETRY_MS 100 /* after the process had no fd to spare */
+#define FDS_PART 4   /* this part of all fds is for connections that are not taken up yet */
+#define RETRY_MS 100 /* until the next try, after the process had no fd to spare */
 
 struct arrival {
     TAILQ_ENTRY(arrival) link;
@@ -46,7 +46,7 @@ arrival_free(struct arrival *a)
     free(a);
 }
 
-/* Its client has hung up, and what it has said, if anything, was nothing. */
+/* Whether the client has hung up without having sent anything. */
 static bool
 has_gone(int sock)
 {
@@ -89,7 +89,7 @@ arrival_queue(struct arrivals *set, int sock, uid_t uid)
     return 0;
 }
 
-/* Has it taken up in its turn. */
+/* The connection is taken up in its uid's turn. */
 static void
 arrivals_add(struct arrivals *set, int sock_consume)
 {
@@ -99,7 +99,7 @@ arrivals_add(struct arrivals *set, int sock_consume)
     if (!has_gone(sock) &&
         getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &peer, &(socklen_t){sizeof(peer)}) == 0 &&
         arrival_queue(set, sock, peer.uid) == 0)
-        sock = -1; /* the arrival's */
+        sock = -1; /* the arrival owns it */
 }
 
 /* ---- accept ---- */
@@ -164,7 +164,7 @@ accept_one(struct arrivals *set)
     return true;
 }
 
-/* For no longer than one uid may use the loop: what is thrown away is nobody's time. */
+/* Accepts for no longer than one uid may use the loop: no uid is charged for this time. */
 void
 arrivals_accept(struct arrivals *set)
 {

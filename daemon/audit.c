@@ -16,7 +16,7 @@ static const char *const message_ids[] = {
     [AUDIT_TICKET] = "1c6b78054d4c4da289b24c83120d4011",
 };
 
-/* Closes one that is over. */
+/* Closes the window, if its time is over. */
 static void
 window_look(struct log_window *window, uint64_t now_ms, uint32_t max, const char *about)
 {
@@ -36,7 +36,7 @@ log_admits(struct log_window *window, uint64_t now_ms, uint32_t max, const char 
     return window->n++ < max;
 }
 
-/* Closes those that are over. */
+/* Closes all windows whose time is over. */
 static void
 audit_look(struct audit *audit, uint64_t now_ms)
 {
@@ -52,7 +52,7 @@ audit_look(struct audit *audit, uint64_t now_ms)
     }
 }
 
-/* The uid's, a free one, or that of all others. */
+/* The uid's window, a free one, or the last, which the uids without one share. */
 static struct log_window *
 find_window(struct audit *audit, uid_t uid)
 {

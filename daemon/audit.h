@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lines of the log about clients, with fields and a MESSAGE_ID: caid(8), LOG. No more than so many
- * in a time, so that nobody fills the log, or keeps others out of it.
+ * Lines of the log about clients, with fields and a MESSAGE_ID: caid(8), LOG. Their number in a
+ * window of time is limited, so that no uid fills the log, or keeps others out of it.
  */
 #pragma once
 
@@ -11,11 +11,11 @@
 #include "core/core.h"
 
 #define AUDIT_LINES 20 /* about one uid, in one window */
-#define AUDIT_UIDS  64 /* that have a window of their own; further ones have the last together */
+#define AUDIT_UIDS  64 /* with a window of their own; further uids share the last one */
 
 struct log_window {
     uint64_t since_ms;
-    uint32_t n; /* lines, also those that were left out; 0: it is not open */
+    uint32_t n; /* lines, also those that were left out; 0: the window is not open */
     uid_t uid;
 };
 
@@ -26,8 +26,8 @@ struct audit { /* all zero at first */
     struct log_window windows[AUDIT_UIDS];
 };
 
-/* "pid 7, uid 1000 ", and the text of the rest; who and what: line, but for its text. */
+/* Logs "pid 7, uid 1000 " and the formatted text. line says who and what; its text is not used. */
 void audit_log(struct audit *audit, uint64_t now_ms, const struct core_audit *line,
                const char *fmt, ...) PRINTF(4, 5);
-/* No more are to come: says what was left out. */
+/* Closes all windows: logs how many lines were left out. */
 void audit_end(struct audit *audit);

@@ -14,8 +14,8 @@
 
 struct backing_context {
     pthread_mutex_t lock;
-    uint64_t n_backings; /* that are there, or on their way */
-    CUcontext context;   /* while there are some */
+    uint64_t n_backings; /* existing, or being made */
+    CUcontext context;   /* as long as n_backings > 0 */
 };
 
 int
@@ -54,7 +54,7 @@ create_device(struct backings *b, struct backing *m, struct drv_error *err)
 
 /* ---- legacy ---- */
 
-/* Of one more backing. */
+/* Counts one more backing; the first one makes the context. */
 static int
 get_context(struct backings *b, uint32_t device, CUcontext *ret, struct drv_error *err)
 {
@@ -77,8 +77,8 @@ get_context(struct backings *b, uint32_t device, CUcontext *ret, struct drv_erro
     return r;
 }
 
-/* A release that fails is over, too: the next backing asks for a context anew, and gets the old one
- * where the driver has kept it. */
+/* A release that fails is not tried again: the next backing asks for a context, and gets the old
+ * one if the driver has kept it. */
 static void
 put_context(struct backings *b, uint32_t device)
 {
@@ -155,9 +155,9 @@ fail(struct drv_error *err, const char *call, int error)
     return -error;
 }
 
-/* Nobody can cut it under a registration, and nobody of another uid can open it anew through
- * /proc: who may have it is the pool's affair. Its pages come, and are accounted for, where a
- * client registers them. */
+/* The seals keep everybody from cutting the file under a registration. Its mode keeps other uids
+ * from opening it through /proc: the pool decides who gets it. Its pages are allocated, and
+ * accounted for, when a client registers them. */
 static int
 create_pinned(struct backing *m, struct drv_error *err)
 {
@@ -195,7 +195,7 @@ backing_create(struct backings *b, enum core_kind kind, uint32_t device, uint64_
     return r;
 }
 
-/* A memfd has a size; what the driver has exported is one only where it can be mapped. */
+/* The size of a memfd can be asked for. That of an fd from the driver shows only in a mapping. */
 static int
 adopt_pinned(const struct backing *m, struct drv_error *err)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is behind a block, by its kind:
+ * The memory of a block, by its kind:
  *     device  a VMM allocation and the fd that it was exported to, once (I3)
  *     legacy  memory of cuMemAlloc and its handle, in the primary context of the device
- *     pinned  a memfd, which every client registers with the driver by itself; no driver call here
+ *     pinned  a memfd, which each client registers with its driver; no driver call here
  *
- * Functions here block, and are for the thread pool (I5); any number may run at a time. A backing
- * is made by backing_create() as a whole or not at all, and ends in backing_release(), whatever
- * the driver says to that.
+ * Functions here block, and are for the thread pool (I5); any number may run at a time.
+ * backing_create() makes a backing as a whole or not at all. backing_release() ends it, whatever
+ * the driver answers.
  */
 #pragma once
 
@@ -16,7 +16,7 @@
 #include "legacy.h"
 #include "vmm.h"
 
-/* The daemon's contexts: a device's primary one from its first legacy backing until its last. */
+/* The daemon's contexts: the primary one of a device, from its first legacy backing to its last. */
 struct backings {
     const struct gpu *gpu;
     struct backing_context *contexts; /* of each device */
@@ -44,9 +44,9 @@ void backings_deinit(struct backings *b);
 /* size: bytes, a multiple of the device's granularity. */
 int backing_create(struct backings *b, enum core_kind kind, uint32_t device, uint64_t size,
                    struct backing *ret, struct drv_error *err);
-/* Memory of a former daemon's, by the fd that it was exported to: with that, it is as if it had
- * been created here. -EINVAL: it is not of that size and kind; the fd is the caller's then. */
+/* Memory of an earlier daemon, by the fd that it was exported to: then it is as if it had been
+ * created here. -EINVAL: it is not of that size and kind. On failure the fd stays the caller's. */
 int backing_adopt(struct backings *b, enum core_kind kind, uint32_t device, uint64_t size,
                   int fd, struct backing *ret, struct drv_error *err);
-/* The driver's answer; it is over either way. */
+/* Returns the driver's answer; the backing has ended either way. */
 int backing_release(struct backings *b, struct backing *backing, struct drv_error *err);

@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/macros.h"
 
-/* Nothing to be read: it was set anew meanwhile. */
+/* Where nothing can be read, the timer has been set anew meanwhile. */
 static void
 on_readable(uv_poll_t *poll, int status UNUSED, int events UNUSED)
 {
@@ -47,7 +47,7 @@ boot_timer_deinit(struct boot_timer *timer)
 void
 boot_timer_set(struct boot_timer *timer, uint64_t at_ns)
 {
-    struct itimerspec spec = {0}; /* which stops it */
+    struct itimerspec spec = {0}; /* zero stops the timer */
 
     if (at_ns == timer->at_ns)
         return;

@@ -11,7 +11,7 @@
 #include "proto_limits.h"
 #include "value.h"
 
-#define BLOCK_UNIT (UINT64_C(2) << 20)   /* what drivers allocate in */
+#define BLOCK_UNIT (UINT64_C(2) << 20)   /* drivers allocate in units of this */
 #define BLOCK_MAX  (UINT64_C(512) << 30) /* within SPACE_EXTENT_MAX of mem/space.h */
 
 struct key {
@@ -72,7 +72,7 @@ static const struct key pool_keys[] = {
     POOL_KEY("legacy", flag, legacy, NULL),
 };
 
-/* Settings that the environment may set; of the queue, as Numba's of such names do. */
+/* Settings that the environment may set. Those of the queue have the names of Numba's. */
 static const struct {
     const char *variable, *section, *key;
 } variables[] = {
@@ -85,7 +85,7 @@ static const struct {
 
 struct loader {
     struct config *config;
-    bool bad[ARRAY_SIZE(config_keys)]; /* those that a bad value was given to */
+    bool bad[ARRAY_SIZE(config_keys)]; /* keys that were given a bad value */
 };
 
 static int
@@ -145,7 +145,7 @@ config_add_pool(struct config *c, const struct core_pool_config *pool)
     return 0;
 }
 
-/* The pool of that name, made with the defaults of a pool where it is new. */
+/* The pool of that name. A new one gets the defaults of a pool. */
 static int
 config_pool(struct config *c, const char *name, struct core_pool_config **ret)
 {
@@ -244,7 +244,7 @@ on_line(void *userdata, const struct ini_line *line)
     return 0;
 }
 
-/* 0 also where the file is absent and may be. */
+/* Returns 0 also if the file is absent and may be. */
 static int
 load_file(struct loader *l, const char *path, bool may_be_absent)
 {
@@ -331,7 +331,7 @@ is_bad(const struct loader *l, const char *section, const char *name)
     return l->bad[find_key(config_keys, ARRAY_SIZE(config_keys), section, name) - config_keys];
 }
 
-/* What no single value shows; what a bad one should have been is not known. */
+/* Checks block_size and shared_max, but not one that has been found bad already. */
 static int
 check(const struct loader *l)
 {
@@ -400,7 +400,7 @@ config_compare_start(const struct config *now, const struct config *next)
 {
     for (size_t i = 0; i < ARRAY_SIZE(config_keys); i++) {
         const struct key *k = &config_keys[i];
-        if (k->offset >= sizeof(now->start)) /* it comes first in a config */
+        if (k->offset >= sizeof(now->start)) /* start is the first member of a config */
             continue;
         _cleanup_free_ char *old = value_text(k, now);
         _cleanup_free_ char *new = value_text(k, next);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The daemon's settings, caid.conf(5): defaults, then one file, then the drop-ins beside it in byte
- * order of their names, then the environment for the few that have a variable; what comes later
- * wins. Read at the start and by each reload (reload.h); read-only in between.
+ * order of their names, then the environment for the few that have a variable. A later value wins.
+ * Settings are read at the start and by each reload (reload.h), and do not change in between.
  */
 #pragma once
 
@@ -15,12 +15,12 @@
 #define CONFIG_DEFAULT_PATH "/etc/caid/caid.conf"
 
 struct config {
-    struct config_start { /* what a daemon that runs cannot change */
+    struct config_start { /* a reload does not change these */
         char *socket;     /* NULL or empty: the usual places */
         mode_t socket_mode;
         char *driver;     /* "auto", "cuda", "soft" or a path */
         int handoff;      /* enum core_handoff, or HANDOFF_AUTO of value.h */
-        char *machine_id; /* machine_id.h; NULL or empty: of the machine */
+        char *machine_id; /* machine_id.h; NULL or empty: the machine's own */
     } start;
 
     int log_level;
@@ -44,18 +44,19 @@ void config_deinit(struct config *c);
 
 /*
  * Reads path and path.d/ *.conf; NULL means the default file and folder, which may be absent. Then
- * the environment. Every mistake is logged, those of one value with their file and line. -EINVAL
- * for a bad value, or what kept a file from being read; c is then of no use but to config_deinit().
+ * the environment. Logs every mistake, that of a single value with its file and line. -EINVAL: a
+ * bad value; else -errno of a file that could not be read. After a failure c is good for
+ * config_deinit() only.
  */
 int config_load(struct config *c, const char *path);
 
-/* Logs what next asks for and cannot have, since now is in force. -ENOMEM. */
+/* Logs each setting of the start that next would change: now stays in force. -ENOMEM. */
 int config_compare_start(const struct config *now, const struct config *next);
-/* Exchanges the two, all but what is for the start. */
+/* Exchanges all settings but those of the start. */
 void config_exchange(struct config *now, struct config *next);
-/* NULL: there is none of that name. */
+/* NULL: there is no pool of that name. */
 const struct core_pool_config *config_find_pool(const struct config *c, const char *name);
-/* A copy of pool, which c lacks. -ENOMEM. */
+/* Adds a copy of pool, which c does not have. -ENOMEM. */
 int config_add_pool(struct config *c, const struct core_pool_config *pool);
 
 /* All settings as they are, in the form of the file. */

@@ -9,8 +9,7 @@
 #include "base/packet.h"
 #include "conns.h"
 
-/* Packets that leave in one turn of the loop: enough to empty a socket's buffer of small ones,
- * few enough that others get their turn. */
+/* Packets that are sent in one turn of the loop: few enough that others get their turn. */
 #define FLUSH_MAX 64
 
 /* Packets that are thrown away before a socket is closed. */
@@ -23,7 +22,7 @@
 #define SEND_BLOCKED 1 /* the socket is full */
 #define SEND_WAIT    2 /* too many fds are in flight */
 
-/* Waits for what the connection's state asks for. */
+/* Waits for the events that the connection's state asks for. */
 static void
 update_events(struct conn *c)
 {
@@ -81,11 +80,10 @@ conn_send(struct conn *c, const void *data, size_t n, const int *fds, size_t n_f
         return r;
     conns_queued(c->set, c, n, n_fds);
     update_events(c);
-    conns_make_room(c->set); /* data may be gone now: whoever is lost is told to the core */
+    conns_make_room(c->set); /* it may end connections, and the core may free data then */
     return 0;
 }
 
-/* Ends the first packet of the queue. */
 static void
 pop(struct conn *c)
 {
@@ -96,7 +94,6 @@ pop(struct conn *c)
     conns_dequeued(c->set, c, n, n_fds);
 }
 
-/* All that was to be sent. */
 static void
 drop_output(struct conn *c)
 {
@@ -126,8 +123,8 @@ conn_flush(struct conn *c)
 
 /* ---- the end ---- */
 
-/* How much has come and was not received; an error that was met is taken out, since it would come
- * before that. */
+/* The bytes that have arrived and are not received yet. Clears the socket's error, since recvmsg(2)
+ * would return that first. */
 static size_t
 count_unheard(const struct conn *c)
 {
@@ -154,8 +151,8 @@ conn_fail(struct conn *c, int r)
     end_in_turn(c, gone ? "hung up" : r == -ENOBUFS ? "does not read" : strerror(-r));
 }
 
-/* The peer has gone, or reads no more; there is a bound to what it may have sent, also where it
- * lives and goes on. */
+/* The peer has gone, or does not read. Only what has arrived by now is still received, so that a
+ * peer which goes on sending does not keep its connection. */
 static void
 end(struct conn *c)
 {
@@ -168,7 +165,6 @@ end(struct conn *c)
 
 /* ---- input ---- */
 
-/* A packet has come, of n bytes. */
 static void
 hear(struct conn *c, const void *packet, size_t n)
 {
@@ -182,7 +178,7 @@ hear(struct conn *c, const void *packet, size_t n)
         conn_lose(c, c->why);
 }
 
-/* What was received: a packet, or an end. */
+/* n: the bytes of a packet; 0 or less: the end of the connection, or an error. */
 static void
 take(struct conn *c, const void *packet, ssize_t n)
 {
@@ -198,8 +194,8 @@ take(struct conn *c, const void *packet, ssize_t n)
         conn_lose(c, strerror((int)-n));
 }
 
-/* A batch that is not full has emptied the socket: then the connection waits for its edge, without
- * a further recvmsg(2) that finds nothing. */
+/* A batch that is not full has emptied the socket. Then the connection waits for the next event,
+ * without a further recvmsg(2) that would find nothing. */
 static void
 receive_batch(struct conn *c)
 {
@@ -220,7 +216,7 @@ receive_one(const struct conn *c, void *packet, int flags)
                             flags | MSG_DONTWAIT);
 }
 
-/* What is not admitted stays in the socket, and with it what comes after it. */
+/* A packet that is not admitted stays in the socket, and so do those behind it. */
 static void
 receive_admitted(struct conn *c)
 {
@@ -229,7 +225,7 @@ receive_admitted(struct conn *c)
     ssize_t n = receive_one(c, packet, MSG_PEEK);
 
     if (n > 0 && !set->ops->admits(set->userdata, c, packet, (size_t)n)) {
-        conns_hold(set, c);
+        conns_stall(set, c);
         return;
     }
     n = receive_one(c, packet, 0);
@@ -237,7 +233,7 @@ receive_admitted(struct conn *c)
     take(c, packet, n);
 }
 
-/* Few packets a turn: fair to the uid's others. */
+/* Receives few packets in a turn, for the sake of the uid's other connections. */
 static void
 receive(struct conn *c)
 {
@@ -245,8 +241,8 @@ receive(struct conn *c)
 
     do
         c->set->admits_all ? receive_batch(c) : receive_admitted(c);
-    while (c->readable && !c->lost && !c->held && !outq_first(&c->outq) && ++n < RECEIVE_MAX &&
-           conns_charge(c->set, c->owner) < c->set->until_ns);
+    while (c->readable && !c->lost && !c->stalled && !outq_first(&c->outq) &&
+           ++n < RECEIVE_MAX && conns_charge(c->set, c->owner) < c->set->until_ns);
 }
 
 static void
@@ -263,7 +259,7 @@ on_turn(struct turn *turn)
     if (c->lost)
         return;
     update_events(c);
-    if (!c->held && (c->ending || (c->readable && !outq_first(&c->outq))))
+    if (!c->stalled && (c->ending || (c->readable && !outq_first(&c->outq))))
         turns_add(&c->set->turns, turn);
 }
 
@@ -355,8 +351,8 @@ on_landed(struct turn *turn)
         conn_free(c);
 }
 
-/* The client is told at once; the socket stays until it has taken, or thrown away, the fds that it
- * was sent. */
+/* The client sees the end at once. The socket stays open until the client has received the fds that
+ * it was sent, or has closed its end. */
 static void
 linger(struct conn *c)
 {
@@ -367,7 +363,6 @@ linger(struct conn *c)
     LIST_INSERT_HEAD(&c->set->lingering, c, lingering);
 }
 
-/* All but the process. */
 static void
 close_sock(struct conn *c)
 {

@@ -8,10 +8,10 @@
 
 #define MAX_QUEUED_BYTES (64 * 1024 * 1024)
 #define RETRY_MS         10
-#define SHARED_MS        1000 /* for so long the next request of another uid is expected */
-#define CREDIT_PART      10   /* of the time: may be used for replies of any size meanwhile */
+#define SHARED_MS        1000 /* the loop counts as shared so long after it has changed uids */
+#define CREDIT_PART      10   /* a uid may use this part of the time for replies of any size */
 #define CREDIT_MAX_NS    5000000
-#define RETRY_NS         100000 /* for so long they try again at a time */
+#define RETRY_NS         100000 /* the time of one run of on_retry() */
 /* How long a client may leave fds unread while others of its uid are held up by them. */
 #define CULPRIT_MS 5000
 
@@ -67,9 +67,9 @@ conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds, const struct co
     set->last_serial = 0;
     turns_init(&set->turns);
     set->admits_all = true;
-    LIST_INIT(&set->held);
+    LIST_INIT(&set->stalled);
     set->heard_ns = 0;
-    set->heard = (uid_t)-1; /* nobody's */
+    set->heard = (uid_t)-1; /* no uid */
     set->running = NULL;
     set->changed_ms = set->now_ns = 0;
     set->laps = (struct laps){0};
@@ -105,7 +105,7 @@ conns_deinit(struct conns *set)
     while (!LIST_EMPTY(&set->lingering))
         conn_free(LIST_FIRST(&set->lingering));
     free_closed(set);
-    while (!LIST_EMPTY(&set->departed)) /* of a start that failed */
+    while (!LIST_EMPTY(&set->departed)) /* where the start has failed */
         process_free(LIST_FIRST(&set->departed));
     pollset_deinit(&set->pollset);
     free(set->by_sock);
@@ -113,7 +113,7 @@ conns_deinit(struct conns *set)
     set->n_by_sock = 0;
 }
 
-/* The socket's number in the low half makes the way back from an id an array's index. */
+/* The low half of an id is the socket's number, the connection's index in by_sock. */
 uint64_t
 conns_next_id(struct conns *set, int sock)
 {
@@ -157,28 +157,28 @@ conns_add(struct conns *set, struct conn *c)
 }
 
 void
-conns_hold(struct conns *set, struct conn *c)
+conns_stall(struct conns *set, struct conn *c)
 {
-    if (!c->held)
-        LIST_INSERT_HEAD(&set->held, c, of_held);
-    c->held = true;
+    if (!c->stalled)
+        LIST_INSERT_HEAD(&set->stalled, c, of_stalled);
+    c->stalled = true;
 }
 
 static void
-unhold(struct conn *c)
+unstall(struct conn *c)
 {
-    if (c->held)
-        LIST_REMOVE(c, of_held);
-    c->held = false;
+    if (c->stalled)
+        LIST_REMOVE(c, of_stalled);
+    c->stalled = false;
 }
 
 void
-conns_release(struct conns *set)
+conns_unstall(struct conns *set)
 {
     struct conn *c;
 
-    while ((c = LIST_FIRST(&set->held))) {
-        unhold(c);
+    while ((c = LIST_FIRST(&set->stalled))) {
+        unstall(c);
         turns_add(&set->turns, &c->turn);
     }
 }
@@ -188,7 +188,7 @@ conns_remove(struct conns *set, struct conn *c)
 {
     if (conns_find(set, c->id) == c)
         set->by_sock[c->sock] = NULL;
-    unhold(c);
+    unstall(c);
     turns_remove(&set->turns, &c->turn);
 }
 
@@ -240,7 +240,7 @@ conns_lose_exited(struct conns *set)
         LIST_REMOVE(p, link);
         LIST_INSERT_HEAD(&exited, p, link);
     }
-    while ((p = LIST_FIRST(&exited))) /* which may end other departed ones */
+    while ((p = LIST_FIRST(&exited))) /* departed() may drop other processes */
         conns_drop_departed(set, p);
 }
 
@@ -281,7 +281,7 @@ conns_charge(struct conns *set, struct conn_owner *o)
     return now_ns;
 }
 
-/* The time of each turn is its user's. */
+/* Charges the time of each turn to its uid. */
 static void
 hear_some(struct conns *set)
 {
@@ -338,8 +338,9 @@ conns_hear(struct conns *set, const struct conn *c)
 
 /* ---- fds in flight ---- */
 
-/* c is held up: the connection is given up that has not read for longest, of the uid that has
- * most in flight. Is that c's own, it has some time to read. */
+/* c waits for the budget of fds in flight. Of the uid that has most of them in flight, the
+ * connection is lost that has not read for longest; where that uid is c's own, only after
+ * CULPRIT_MS. */
 static void
 lose_culprit(struct conns *set, const struct conn *c)
 {
@@ -365,8 +366,8 @@ on_retry(uv_timer_t *timer)
     struct conn *c, *last = TAILQ_LAST(&set->waiting, conn_list);
     uint64_t until_ns = conns_charge(set, NULL) + RETRY_NS;
 
-    /* A flush may end connections: no pointer into the list is kept across it, but that of the
-     * last. */
+    /* A flush may end connections, so no pointer into the list is followed after it; `last` is only
+     * compared. */
     while ((c = TAILQ_FIRST(&set->waiting)) && conns_charge(set, c->owner) < until_ns) {
         TAILQ_REMOVE(&set->waiting, c, wait_link);
         TAILQ_INSERT_TAIL(&set->waiting, c, wait_link);
@@ -403,7 +404,7 @@ conns_dequeued(struct conns *set, struct conn *c, size_t n, size_t n_fds)
     c->queued = false;
 }
 
-/* Who has most of what there is too much of. */
+/* The uid that has most bytes, or most fds, queued. */
 static const struct conn_owner *
 heaviest(struct conns *set, bool by_bytes)
 {

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * All connections of the daemon, and what they share: the buffers of what is received, so that an
- * idle client costs none; whose turn it is to be heard, and what is spent on whom; a bound on all
- * that is queued; and the budget of fds in flight, with a timer that looks after those whose
- * output waits for it, and runs only while somebody waits. Where all together have too much
- * queued, or in flight, the uid that has most of it pays: its connection that has not read for
- * longest is lost, not the one that comes last, nor another uid's (I6).
+ * All connections of the daemon, and what they share:
+ *     buffers for received packets, so that an idle client needs none
+ *     turns: which uid is served next, and the time that each has used
+ *     a bound on all output that is queued
+ *     the budget of fds in flight, with a timer that runs while output waits for it
+ *
+ * Where all connections together have too much queued, or in flight, the uid that has most of it
+ * pays: its connection that has not read for longest is lost, not the newest one, nor another uid's
+ * (I6).
  */
 #pragma once
 
@@ -20,25 +23,25 @@
 
 struct conns_ops {
     void (*packet)(void *userdata, struct conn *c, const void *packet, size_t n);
-    /* Unless the set admits all: whether that packet may be heard now. */
+    /* Whether that packet may be received now; not asked where the set admits all. */
     bool (*admits)(void *userdata, struct conn *c, const void *packet, size_t n);
     void (*lost)(void *userdata, struct conn *c, const char *reason);
     /* The process of a connection that has departed has exited. */
     void (*departed)(void *userdata, uint64_t conn_id);
-    /* So much time was spent on a uid. */
+    /* A uid has used so much of the loop's time. */
     void (*spent)(void *userdata, uid_t uid, uint64_t ns);
 };
 
 TAILQ_HEAD(conn_list, conn);
 
-/* What the connections of one uid have of what all share; from the first of them to the last. */
+/* The share of one uid's connections in what all share; from its first connection to its last. */
 struct conn_owner {
     RB_ENTRY(conn_owner) node;
     uid_t uid;
-    uint32_t n_conns; /* with departed ones, and those that are not taken up: arrivals.h */
+    uint32_t n_conns; /* with departed processes, and arrivals (arrivals.h) */
     struct turns_user turns;
     int64_t credit_ns;    /* of the loop's time, for replies of any size */
-    uint64_t credited_ns; /* when that was right */
+    uint64_t credited_ns; /* up to when the credit is counted */
     struct flight_user flight;
     uint64_t n_queued_bytes;
     uint32_t n_queued_fds;
@@ -55,77 +58,77 @@ struct conns {
     uint32_t last_serial;
     struct pollset pollset;
     struct turns turns;
-    bool admits_all;            /* else the first packet of each socket is asked for */
-    LIST_HEAD(, conn) held;     /* whose is not admitted: nothing is read */
-    uint64_t heard_ns;          /* how long the last turn took */
-    uint64_t until_ns;          /* the time of those whose turn it is */
-    uid_t heard;                /* whose packet was the last one */
-    struct conn_owner *running; /* for whom something is done, since now_ns; or NULL */
-    uint64_t now_ns;            /* when that was said, or that it is nobody */
-    uint64_t changed_ms;        /* when that was another one */
+    bool admits_all;            /* false: admits() is asked about each packet */
+    LIST_HEAD(, conn) stalled;  /* the next packet is not admitted: nothing is read */
+    uint64_t heard_ns;          /* how long connections were served in the last turn */
+    uint64_t until_ns;          /* until when they are served in this turn */
+    uid_t heard;                /* the uid of the last packet */
+    struct conn_owner *running; /* the uid that uses the loop since now_ns; NULL: none */
+    uint64_t now_ns;            /* of the last conns_charge() */
+    uint64_t changed_ms;        /* when `heard` last changed from one uid to another */
     struct laps laps;
     struct flight flight;
     struct conn_owners owners;
-    SLIST_HEAD(, conn) closed;   /* to be freed */
-    LIST_HEAD(, conn) lingering; /* without a client, for the fds that it was sent */
-    struct conn_list queued;     /* with output in their queue, longest first */
+    SLIST_HEAD(, conn) closed;   /* freed in the next turn */
+    LIST_HEAD(, conn) lingering; /* lost, with fds in flight */
+    struct conn_list queued;     /* with output in their queue, the oldest first */
     uint64_t n_queued_bytes;
     uint32_t n_queued_fds, max_queued_fds;
-    struct conn_list waiting;     /* those of them that wait for the budget of fds in flight */
-    struct process_list departed; /* without a connection, to exit yet */
+    struct conn_list waiting;     /* their output waits for the budget of fds in flight */
+    struct process_list departed; /* without a connection, not exited */
     uv_timer_t retry;
     uint8_t buffers[PACKET_BATCH][PROTO_PACKET_MAX];
 };
 
-/* max_fds: of all connections together, in flight; and as many in queues. */
+/* max_fds: the limit of fds in flight, of all connections together, and that of fds in queues. */
 int conns_init(struct conns *set, uv_loop_t *loop, uint32_t max_fds,
                const struct conns_ops *ops, void *userdata);
 /* After the loop. No connection may be left. */
 void conns_deinit(struct conns *set);
 
-/* A turn of the loop: waits until something has come, or so long, and hears some of it, for a
- * bounded time: then others are heard of again. */
+/* A turn of the loop: waits for events, at most for timeout_ms, and serves connections for a
+ * bounded time. */
 void conns_turn(struct conns *set, int timeout_ms);
 /* A number for a connection on sock: never 0, never used before. */
 uint64_t conns_next_id(struct conns *set, int sock);
 /* The connection with that number, or NULL when it has been closed. */
 struct conn *conns_find(const struct conns *set, uint64_t id);
-/* Those that are held are heard again. */
-void conns_release(struct conns *set);
-/* It takes much of the loop's time, and not all who are heard are of its uid: so each of its
+/* Stalled connections are served again. */
+void conns_unstall(struct conns *set);
+/* Whether this uid uses much of the loop's time while other uids are served: then each of its
  * requests is to take little. */
 bool conns_is_greedy(const struct conns *set, struct conn_owner *o);
 void conns_lose_all(struct conns *set, const char *reason);
-/* Those whose process has exited, which the loop may not have been told yet; of departed ones,
- * too. */
+/* Ends connections whose process has exited, also where the loop has not been told of the exit yet,
+ * and drops departed processes that have exited. */
 void conns_lose_exited(struct conns *set);
-/* Waits for no exit any more: the set's departed() is called for each now. */
+/* Calls the set's departed() for each departed process now: their exits are not waited for. */
 void conns_drop_all_departed(struct conns *set);
 
-/* The exit of the process of that connection, which has departed, does not matter any more. */
+/* Nobody waits any more for the exit of that departed connection's process. */
 void conns_forget(struct conns *set, uint64_t conn_id);
 
-/* The owner of a connection of that uid, for as long as it is not left; NULL: no memory. */
+/* The owner for one more connection of that uid, valid until conns_leave(). NULL: out of memory. */
 struct conn_owner *conns_join(struct conns *set, uid_t uid);
 void conns_leave(struct conns *set, struct conn_owner *o);
-/* What is done until the next call, or until the loop has come round, is done for it; NULL: for
- * nobody. Returns the time. */
+/* Charges the time since the last call to the owner of that call. From now on the loop works for o;
+ * NULL: for no uid. Returns the time. */
 uint64_t conns_charge(struct conns *set, struct conn_owner *o);
 
-/* For process.c: it has departed, and is waited for no more. */
+/* For process.c: a departed process has exited. */
 void conns_drop_departed(struct conns *set, struct process *p);
 
 /* For conn.c. */
 int conns_add(struct conns *set, struct conn *c);
-/* It is found no more. */
+/* conns_find() does not find it any more. */
 void conns_remove(struct conns *set, struct conn *c);
-/* And freed, when the loop has come round. */
+/* Frees it in the next turn of the loop. */
 void conns_bury(struct conns *set, struct conn *c);
-/* Until conns_release(). */
-void conns_hold(struct conns *set, struct conn *c);
-/* A packet of c is heard. */
+/* Nothing of c is read until conns_unstall(). */
+void conns_stall(struct conns *set, struct conn *c);
+/* A packet of c has been received. */
 void conns_hear(struct conns *set, const struct conn *c);
-/* What c's queue has got, and lost. */
+/* Bytes and fds that c's queue has got, or lost. */
 void conns_queued(struct conns *set, struct conn *c, size_t n, size_t n_fds);
 void conns_dequeued(struct conns *set, struct conn *c, size_t n, size_t n_fds);
 /* Loses connections until what is queued is within its bounds. */

@@ -30,12 +30,12 @@ fill_device(struct core_device *ret, const struct gpu_device *d)
     ret->compute_mode = d->drv.compute_mode;
 }
 
-/* Settings that stand for what the machine has, or are more than that. */
+/* Fills in settings that stand for what the machine has, and lowers those that exceed it. */
 static struct core_limits
 resolve_limits(const struct config *config, uint32_t all_pages, uint32_t all_fds)
 {
     struct core_limits limits = config->limits;
-    uint32_t max_pages = all_pages / 2; /* one uid leaves as many to the others */
+    uint32_t max_pages = all_pages / 2; /* one uid leaves half of them to the others */
 
     if (limits.pages > max_pages) {
         log_info("[limits] pages is %u rather than %u: all uids together have room for %u",
@@ -49,7 +49,7 @@ resolve_limits(const struct config *config, uint32_t all_pages, uint32_t all_fds
     return limits;
 }
 
-/* What a reload may change, and nothing else. */
+/* The settings that a reload may change. */
 static struct core_config
 core_settings(const struct config *config, uint32_t all_pages, uint32_t all_fds)
 {
@@ -69,7 +69,7 @@ core_settings(const struct config *config, uint32_t all_pages, uint32_t all_fds)
     };
 }
 
-/* As user_namespaces(7) has it where /proc/sys is out of sight. */
+/* Where /proc/sys cannot be read: the default of user_namespaces(7). */
 static uid_t
 read_overflow_uid(void)
 {

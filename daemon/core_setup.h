@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The core as the settings and the machine ask for it.
+ * Makes the core by the settings and by what the machine has.
  */
 #pragma once
 
@@ -8,10 +8,10 @@
 #include "core.h"
 #include "gpu.h"
 
-/* id: of this daemon. What it has room for: pages of timelines, and fds of connections and blocks.
- * -errno. */
+/* id: this daemon's. all_pages, all_fds: how many pages of timelines, and how many fds of
+ * connections and blocks, there is room for. -errno. */
 int core_setup(struct core **ret, const struct config *config, const struct gpu *gpu,
                const uint64_t id[2], uint32_t all_pages, uint32_t all_fds);
-/* The same for a core that is there; -errno as core_reconfigure(). */
+/* Gives an existing core new settings; -errno as core_reconfigure(). */
 int core_set_up_anew(struct core *core, const struct config *config, uint32_t all_pages,
                      uint32_t all_fds);

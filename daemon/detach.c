@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/macros.h"
 
-/* The daemon writes one byte when it is ready; when it dies before, the pipe ends. */
+/* The daemon writes one byte when it is ready. Where it dies before, the pipe ends. */
 static _Noreturn void
 await_daemon(int fd)
 {
@@ -41,7 +41,7 @@ detach_start(int *ret_fd)
         await_daemon(fds[0]);
 
     fd_close(fds[0]);
-    /* A session of its own, and not its leader: no terminal can become the daemon's again. */
+    /* In a session of its own, and not its leader, so that no terminal becomes its own again. */
     setsid();
     pid = fork();
     if (pid < 0)

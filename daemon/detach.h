@@ -5,8 +5,8 @@
  */
 #pragma once
 
-/* Returns 0 in the daemon only; *ret_fd is for detach_ready(). Nothing that a fork would break
- * (threads, a CUDA driver) may exist yet. -errno in the process that was started. */
+/* Returns 0 in the daemon only; *ret_fd is for detach_ready(). Threads and a CUDA driver must not
+ * exist yet: a fork breaks them. -errno in the process that was started. */
 int detach_start(int *ret_fd);
 
 /* Lets the process that was started exit with 0; from here on stdio is /dev/null and the log goes

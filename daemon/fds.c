@@ -15,7 +15,7 @@
 uint32_t
 fds_max(void)
 {
-    static uint32_t max; /* asked once */
+    static uint32_t max; /* the kernel is asked once */
     struct rlimit limit;
 
     if (max == 0)
@@ -42,7 +42,7 @@ fds_close_others(int but)
     unsigned int first = STDERR_FILENO + 1;
 
     if (but >= 0) {
-        syscall(SYS_close_range, first, but - 1, 0); /* of none, it is refused */
+        syscall(SYS_close_range, first, but - 1, 0); /* an empty range is an error, ignored */
         first = (unsigned int)but + 1;
     }
     syscall(SYS_close_range, first, UINT_MAX, 0);
@@ -69,8 +69,8 @@ fds_shared(void)
     return fds_max() > kept + least ? fds_max() - kept : least;
 }
 
-/* How many there have to be for the next connections: the kernel gives out the lowest that is
- * free. */
+/* The limit of fds that suffices for the next connections. The kernel gives out the lowest free
+ * number, so that the fds in use are about as many. */
 static uint32_t
 count_needed(int any_fd)
 {
@@ -95,7 +95,7 @@ fds_check(int any_fd)
 
     if (needed <= fds_max())
         return 0;
-    if (needed == UINT32_MAX) /* there is none left to tell by */
+    if (needed == UINT32_MAX) /* all fds are in use: how many more are needed is not known */
         needed = fds_max() + 2 * FDS_ACCEPT_MAX + RESERVED;
     log_error("a limit of %u open files leaves none to clients: at least %u are needed "
               "(RLIMIT_NOFILE; ulimit -n, or LimitNOFILE= of a service)",

@@ -4,12 +4,12 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
-/* A packet that lies unread takes more; one that is being freed has 1 left when we are woken by
- * that (sock_wfree()), and its fds are off the kernel's count. */
+/* An unread packet counts more in SIOCOUTQ. One that is being freed counts 1 when its release wakes
+ * us (sock_wfree()); the kernel does not count its fds any more. */
 #define UNREAD_MIN   256
-#define SETTLE_MAX   16 /* shares of a uid that are looked at */
-#define SETTLE_USERS 4  /* and uids */
-#define KEPT_PARTS   3  /* of the kernel's limit, which is 4 */
+#define SETTLE_MAX   16 /* shares of a uid that are looked at, at a time */
+#define SETTLE_USERS 4  /* uids that are looked at, at a time */
+#define KEPT_PARTS   3  /* kept fds may be so many times max; the kernel's limit is 4 times */
 
 void
 flight_init(struct flight *f, uint32_t max)
@@ -79,7 +79,7 @@ flight_keep(struct flight *f, struct flight_share *s)
     return true;
 }
 
-/* Some of the user's, the next ones another time. */
+/* Settles some of the user's shares; the next call goes on with the others. */
 static void
 settle_some(struct flight *f, struct flight_user *user, uint64_t now_ms)
 {
@@ -96,7 +96,7 @@ settle_some(struct flight *f, struct flight_user *user, uint64_t now_ms)
     }
 }
 
-/* Of some users, the next ones another time. */
+/* Does so for some users; the next call goes on with the others. */
 static void
 settle_others(struct flight *f, uint64_t now_ms)
 {
@@ -131,8 +131,8 @@ flight_culprit(struct flight *f, const struct flight_user *user, uint64_t age_ms
     return NULL;
 }
 
-/* Where the process may have few fds, a packet can have more than the room: of a uid that has none
- * in flight it is let through, while others have little. */
+/* Where the process may have few fds, a packet may carry more than the room. It is admitted if its
+ * uid has none in flight and the others have little. */
 static bool
 has_room(const struct flight *f, const struct flight_user *user, size_t n)
 {

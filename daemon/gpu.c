@@ -9,7 +9,7 @@
 #include "legacy.h"
 #include "value.h"
 
-/* "host" needs nothing of a device but host functions. */
+/* "host" needs only host functions of a device. */
 static bool
 can_hand_off(const struct drv_device *d, enum core_handoff handoff)
 {
@@ -36,7 +36,7 @@ choose_handoff(const struct drv_device *d, int choice)
     return HANDOFF_HOST;
 }
 
-/* Every device of the machine may be opened for it, which only the start has the time for. */
+/* The driver may open each device of the machine for this call: too slow after the start. */
 static const char *
 get_persistence(const struct drv *drv, const char *uuid)
 {
@@ -47,12 +47,12 @@ get_persistence(const struct drv *drv, const char *uuid)
     return on ? "on" : "off";
 }
 
-/* One device that cannot be shared must not keep the others from it. */
+/* A device that cannot be shared is left out; the others are not affected. */
 static void
 add_device(struct gpu *g, int ordinal, int handoff)
 {
     struct gpu_device *d = &g->devices[g->n_devices];
-    struct drv_error err = {0}; /* for a message of its own: the caller's stays as it is */
+    struct drv_error err = {0}; /* not the caller's: that one keeps its text */
 
     if (drv_device_get(g->drv, ordinal, &d->drv, &err) < 0) {
         log_error("device %d is left out: %s", ordinal, err.message);
@@ -63,7 +63,7 @@ add_device(struct gpu *g, int ordinal, int handoff)
                   ordinal, d->drv.name, d->drv.uuid);
         return;
     }
-    /* Pinned memory is the clients' to register: what their drivers can do shows there. */
+    /* Clients register pinned memory: whether their driver can is found out there. */
     d->lacks[KIND_LEGACY] = !legacy_is_supported(g->drv, d->drv.ordinal);
     d->handoff = choose_handoff(&d->drv, handoff);
     d->persistence = get_persistence(g->drv, d->drv.uuid);

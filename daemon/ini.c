@@ -12,7 +12,7 @@
 
 struct ini_reader {
     struct ini_line line;
-    char *section, *name; /* of the header that is in force */
+    char *section, *name; /* of the last header */
     int (*fn)(void *userdata, const struct ini_line *line);
     void *userdata;
     int error; /* the first one */
@@ -38,7 +38,7 @@ bad_syntax(const struct ini_reader *r, const char *what)
     return -EINVAL;
 }
 
-/* Splits "section "name"" (brackets already gone) at the quotes; name becomes NULL without. */
+/* Splits 'section "name"', without its brackets, at the quotes. name: NULL without quotes. */
 static int
 split_header(char *text, char **ret_section, char **ret_name)
 {
@@ -64,7 +64,7 @@ read_header(struct ini_reader *r, char *text)
     size_t n = strlen(text);
     char *section, *name;
 
-    /* What follows belongs to nobody until there is a good header. */
+    /* Keys that follow a bad header belong to no section. */
     free(r->section);
     free(r->name);
     r->section = r->name = NULL;
@@ -116,15 +116,15 @@ read_line(struct ini_reader *r, char *text, size_t n)
     return *text == '[' ? read_header(r, text) : read_key(r, text);
 }
 
-/* The null device is an empty file: so a drop-in is left out. */
+/* The null device counts as an empty file: a link to it takes a drop-in out. */
 static bool
 is_readable(mode_t mode, dev_t device)
 {
     return S_ISREG(mode) || (S_ISCHR(mode) && device == makedev(1, 3));
 }
 
-/* Of a FIFO or a device, or where it does not end, reading might not end either. A byte more is had
- * than there is room for, to be told from what fits. */
+/* Reading a FIFO, a device or an endless file might not end. One byte more than INI_MAX is read, so
+ * that a file which is too large is seen. */
 static int
 read_file(const char *path, char text[static INI_MAX + 1], size_t *ret_n)
 {
@@ -142,7 +142,7 @@ read_file(const char *path, char text[static INI_MAX + 1], size_t *ret_n)
     for (; n_read > 0 && n <= INI_MAX; n += (size_t)n_read) {
         n_read = read(fd, text + n, INI_MAX + 1 - n);
         if (n_read < 0)
-            return errno == EINVAL ? -EIO : -errno; /* -EINVAL would be logged */
+            return errno == EINVAL ? -EIO : -errno; /* -EINVAL means that it is logged */
     }
     if (n > INI_MAX)
         return -EFBIG;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A reader of ini files: "[section]" or "[section "name"]" headers, "key = value" lines, and
- * whole-line comments after '#' or ';'. It knows no keys; each header and each line is handed to
- * the caller's function with the place it came from.
+ * whole-line comments after '#' or ';'. It knows no keys: the caller's function gets each header
+ * and each line, with file and line number.
  */
 #pragma once
 
@@ -20,10 +20,10 @@ struct ini_line {
 #define INI_MAX ((size_t)4 << 20) /* bytes of a file */
 
 /*
- * Calls fn for every header and every key. Bad syntax is logged as "file:line: ..." and reading
- * goes on, so that one run shows all mistakes; so it does when fn returns an error, which fn has
- * logged. Returns 0, the first such error, or what kept the file from being read (not logged, but
- * for -EINVAL: it is no regular file). -EFBIG: it has more than INI_MAX bytes. It never waits.
+ * Calls fn for every header and every key. Bad syntax is logged as "file:line: ...". Reading goes
+ * on after it, and after an error of fn, which fn has logged, so that one run shows all mistakes.
+ * Returns 0, the first such error, or -errno where the file cannot be read: -EINVAL, logged, for a
+ * file that is not regular; not logged else. -EFBIG: more than INI_MAX bytes. It never blocks.
  */
 int ini_read(const char *path, int (*fn)(void *userdata, const struct ini_line *line),
              void *userdata);

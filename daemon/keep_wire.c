@@ -42,7 +42,7 @@ keep_recv(int sock, struct keep_packet *ret, int ret_fds[KEEP_NUMBERS_MAX], int 
         return (int)size;
     if (size > 0 && is_sound(ret, (size_t)size, n_fds))
         return 1;
-    keep_close(ret_fds, (uint32_t)n_fds); /* an empty packet may have some, too */
+    keep_close(ret_fds, (uint32_t)n_fds); /* an empty packet may carry fds, too */
     return size == 0 ? 0 : -EBADMSG;
 }
 

@@ -11,7 +11,7 @@
 #include "keep_wire.h"
 #include "timeline.h"
 
-#define RESERVED (KEEP_NUMBERS_MAX + 64) /* a packet's, and what the process has itself */
+#define RESERVED (KEEP_NUMBERS_MAX + 64) /* fds of one packet, and of the process itself */
 #define PAUSE_MS 20
 
 /* fd: 0 for none. */
@@ -62,7 +62,7 @@ keeper_deinit(struct keeper *k)
     *k = KEEPER_CLOSED;
 }
 
-/* One that is sealed already cannot be: it is kept all the same. */
+/* A page that is sealed already cannot be mapped: its fd is kept all the same. */
 static void
 map_page(struct keeper *k, uint32_t number, int fd_consume)
 {
@@ -96,12 +96,13 @@ hang_up(struct keeper *k, int error)
     k->sock = fd_close(k->sock);
     k->next = KEEPER_NOTHING;
     if (error < 0)
-        log_warning("the daemon is hung up: %s; %u kept", strerror(-error), k->n);
+        log_warning("the daemon's connection is closed: %s; %u files kept", strerror(-error),
+                    k->n);
     else
-        log_info("the daemon has gone; %u kept", k->n);
+        log_info("the daemon has gone; %u files kept", k->n);
 }
 
-/* All of it or nothing. -EBADMSG: it can be no daemon's, or no daemon's of this version. */
+/* Carries out the whole packet or nothing of it. -EBADMSG: no daemon of this version sends it. */
 static int
 carry_out(struct keeper *k, const struct keep_packet *p, const int *fds)
 {
@@ -135,11 +136,11 @@ receive(struct keeper *k)
             return true;
         keep_close(fds, keep_has_fds(p.type) ? p.n : 0);
     }
-    hang_up(k, r == -ECONNRESET ? 0 : r); /* it did not read what it had asked for */
+    hang_up(k, r == -ECONNRESET ? 0 : r); /* -ECONNRESET: it ended without reading its answer */
     return false;
 }
 
-/* The next of those that are wanted, in one packet; END after them. */
+/* Sends the next packet of the answer to TAKE. */
 static int
 give_some(struct keeper *k)
 {
@@ -172,11 +173,11 @@ give(struct keeper *k)
 
     if (r < 0 && !keep_is_passing(r))
         hang_up(k, r == -EPIPE || r == -ECONNRESET ? 0 : r);
-    else if (r < 0 && r != -EAGAIN) /* poll(2) would not wait for that */
+    else if (r < 0 && r != -EAGAIN) /* poll(2) cannot wait for the kernel's resources */
         k->pauses = true;
 }
 
-/* The socket's mode should see to it already. */
+/* The mode of the socket should keep others out already. */
 static int
 check_peer(int sock)
 {
@@ -209,7 +210,7 @@ accept_one(struct keeper *k)
 void
 keeper_adopt(struct keeper *k, int sock_consume)
 {
-    while (k->sock >= 0 && receive(k)) /* what it had sent before it went is ours */
+    while (k->sock >= 0 && receive(k)) /* packets that the last daemon has sent count */
         ;
     if (k->sock >= 0)
         hang_up(k, 0);
@@ -229,7 +230,7 @@ keeper_turn(struct keeper *k, struct pollfd *polls, size_t n_polls, int timeout_
     if (k->pauses && (timeout_ms < 0 || timeout_ms > PAUSE_MS))
         timeout_ms = PAUSE_MS;
     if (poll(polls, n_polls, timeout_ms) < 0)
-        return; /* stopped, and continued */
+        return; /* EINTR: the process was stopped, and continued */
     k->pauses = false;
     if (k->sock >= 0 && polls[0].revents & (POLLIN | POLLHUP | POLLERR))
         receive(k);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What outlives the daemon: a table of fds, each under a number, and the one daemon that may change
- * it (keep_wire.h). It knows nothing of what they are, but that some are pages of timelines.
+ * A table of fds that outlives the daemon, each fd under a number, and the connection of the one
+ * daemon that may change it (keep_wire.h). It knows of the fds only that some are pages of
+ * timelines.
  *
- * The table is as large from the start as it may become, so that nothing can fail later for want of
- * memory; what is not used of it takes none. A number below its limit, which leaves fds for a
- * packet on its way in and for the process itself, always finds room.
+ * The table has its largest size from the start, so that nothing can fail later for want of memory;
+ * unused parts of it take none. A number below the limit always finds room: the limit leaves fds
+ * for an incoming packet and for the process itself.
  *
- * A daemon is connected until it hangs up, is killed, or says what it cannot mean: then it is hung
- * up. What was kept stays. The caller has the loop, and may have events of its own in it:
+ * A daemon is connected until it hangs up, is killed, or sends a bad packet: then its connection is
+ * closed. The fds stay. The caller has the loop, and may have events of its own in it:
  *
  *     struct pollfd polls[KEEPER_POLLS + 1] = {[KEEPER_POLLS] = {...}};
  *     keeper_turn(&k, polls, KEEPER_POLLS + 1, -1);
@@ -20,38 +21,39 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KEEPER_POLLS 2 /* its own */
+#define KEEPER_POLLS 2 /* the keeper's own entries */
 
 struct keeper_slot {
-    int fd;                     /* 0, which is always standard input: none */
-    struct timeline_slot *page; /* NULL: it is not mapped */
+    int fd;                     /* 0: none, since that is always standard input */
+    struct timeline_slot *page; /* NULL: not mapped */
 };
 
 struct keeper {
     struct keeper_slot *slots; /* by number */
     uint32_t limit;
-    uint32_t n;    /* that are there */
-    uint32_t end;  /* from here on none is */
-    uint32_t next; /* to be given to the daemon, which has asked for all; or KEEPER_NOTHING */
-    int sock;      /* the daemon's; -1 */
-    int waiting;   /* that of the next one, which is not listened to yet; -1 */
-    int listener;  /* borrowed; -1: daemons come by keeper_adopt() */
-    bool pauses;   /* the kernel has refused something for want of resources */
+    uint32_t n;   /* fds in the table */
+    uint32_t end; /* no slot from here on was ever used */
+    uint32_t
+        next;     /* the first slot that the answer to TAKE has still to send; KEEPER_NOTHING */
+    int sock;     /* the daemon's; or -1 */
+    int waiting;  /* the next daemon's, from which nothing is read yet; or -1 */
+    int listener; /* borrowed; -1: daemons come by keeper_adopt() */
+    bool pauses;  /* the kernel has refused something for want of resources */
 };
 
 #define KEEPER_NOTHING UINT32_MAX
 #define KEEPER_CLOSED \
     ((struct keeper){.sock = -1, .waiting = -1, .listener = -1, .next = KEEPER_NOTHING})
 
-/* listener: listens, and does not block. After fds_prepare(). Logged: -EMFILE where the limit of
- * open files leaves no room, -ENOMEM. */
+/* listener: listens, and does not block. Call it after fds_prepare(). -EMFILE: the limit of open
+ * files leaves no room; -ENOMEM. Errors are logged. */
 int keeper_init(struct keeper *ret, int listener);
-/* Lets go of all. */
+/* Closes all that is kept. */
 void keeper_deinit(struct keeper *k);
 
-/* A daemon that comes with its socket already, in place of the one before, which has ended. */
+/* Takes over the socket of a new daemon, in place of the daemon before, which has ended. */
 void keeper_adopt(struct keeper *k, int sock_consume);
 
-/* Waits until something is to be done, as poll(2) does, and does it. The caller's polls are behind
- * the first KEEPER_POLLS. */
+/* Waits for events as poll(2) does, and serves the keeper's. The caller's entries are behind the
+ * first KEEPER_POLLS. */
 void keeper_turn(struct keeper *k, struct pollfd *polls, size_t n_polls, int timeout_ms);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * caid-keeper(8): holds what the daemon gives it until that, or the next one, asks for it back
- * (keeper.h). One thread that sleeps; a stop lets go of all.
+ * caid-keeper(8): keeps the fds that the daemon gives it, until this daemon drops them or the next
+ * one asks for them (keeper.h). One thread, which sleeps most of the time. A stop closes all.
  */
 #include <getopt.h>
 #include <signal.h>
@@ -51,7 +51,7 @@ parse(int argc, char *argv[], const char **ret_socket)
         case 's': *ret_socket = optarg; break;
         case 'V': puts("caid-keeper " CAID_VERSION); return 1;
         case 'h': fputs(usage, stdout); return 1;
-        default: return bad_usage(); /* getopt has said what is wrong */
+        default: return bad_usage(); /* getopt has printed the reason */
         }
     }
     if (optind < argc) {
@@ -67,7 +67,7 @@ parse(int argc, char *argv[], const char **ret_socket)
     return 0;
 }
 
-/* Of SIGTERM and SIGINT, from here on; a terminal that hangs up is nothing to it. */
+/* SIGTERM and SIGINT are read from *ret_fd from here on. SIGHUP, of a terminal, is ignored. */
 static int
 open_signals(int *ret_fd)
 {
@@ -91,7 +91,7 @@ serve(struct keeper *k, struct notify *notify, int signals)
     do
         keeper_turn(k, polls, ARRAY_SIZE(polls), -1);
     while (!polls[KEEPER_POLLS].revents);
-    log_info("stopping: %u let go", k->n);
+    log_info("stopping: %u files closed", k->n);
     notify_send(notify, "STOPPING=1");
 }
 

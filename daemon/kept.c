@@ -14,18 +14,18 @@
 #include "keep_wire.h"
 
 #define ANSWER_S      5                  /* for each packet of a keeper's answer */
-#define RETRY_MS      500                /* to connect */
-#define SEND_RETRY_MS 20                 /* after too much was in flight */
-#define LOOK_NS       NSEC_PER_MSEC      /* by who waits: seldom, and off the loop */
-#define LAST_WORDS_NS (2 * NSEC_PER_SEC) /* to say what is due, at the end */
-#define FIRST_TO_GIVE 1                  /* of the numbers */
+#define RETRY_MS      500                /* between attempts to connect */
+#define SEND_RETRY_MS 20                 /* after too many fds were in flight */
+#define LOOK_NS       NSEC_PER_MSEC      /* between two looks of a waiting thread */
+#define LAST_WORDS_NS (2 * NSEC_PER_SEC) /* to send what is due, at the end */
+#define FIRST_TO_GIVE 1                  /* the first number of kept_put() */
 
-enum { /* what is due of a number, in the order in which it is said */
+enum { /* what is still to be sent about a number, in the order of sending */
     DUE_KILL = 1,
     DUE_FD = 2
 };
 
-/* ---- what the keeper does not know yet; all with the lock ---- */
+/* ---- what is still to be sent; all with the lock ---- */
 
 static void
 set_slot(struct kept *k, uint32_t number, int fd, uint8_t due)
@@ -42,7 +42,7 @@ set_slot(struct kept *k, uint32_t number, int fd, uint8_t due)
     slot->due = due;
 }
 
-/* A number is given again when the keeper has dropped what was under it. */
+/* A number is free again when the keeper has been sent that it is dropped. */
 static uint32_t
 take_number(struct kept *k)
 {
@@ -66,7 +66,8 @@ next_word(const struct kept_slot *slot)
     return slot->fd > 0 ? KEEP_PUT : KEEP_DROP;
 }
 
-/* The first of them, as many as are to be said by one packet. */
+/* Fills a packet with the first numbers that are due, as many as one packet of one type can have.
+ * */
 static void
 fill_packet(const struct kept *k, struct keep_packet *p, int fds[KEEP_NUMBERS_MAX])
 {
@@ -108,7 +109,8 @@ set_lost(struct kept *k)
     k->state = KEPT_AWAY;
 }
 
-/* One packet of what is due. 0; 1: nothing is; what keep_is_passing() tells of; -ENOTCONN. */
+/* Sends one packet of what is due. 0: sent; 1: nothing is due; an error that keep_is_passing()
+ * accepts; -ENOTCONN. */
 static int
 send_some(struct kept *k)
 {
@@ -136,7 +138,7 @@ wake(struct kept *k)
     ssize_t n UNUSED = write(k->wake, &one, sizeof(one));
 }
 
-/* At once, where nothing waits before it: one packet. */
+/* Makes it due, and sends it at once if nothing else is due. 0: sent; else KEPT_LATER. */
 static int
 kept_post(struct kept *k, uint32_t number, int fd, uint8_t due)
 {
@@ -152,8 +154,8 @@ kept_post(struct kept *k, uint32_t number, int fd, uint8_t due)
 
 /* ---- connecting ---- */
 
-/* At the start it is found. Later it is the keeper's alone, which is told what is under that
- * number by now. */
+/* An fd that the keeper has. At the start it is a found one. Later it is closed, and the keeper is
+ * sent what the number has by now. */
 static int
 accept_one(struct kept *k, uint32_t number, int fd_consume)
 {
@@ -189,7 +191,7 @@ accept_all(struct kept *k, const struct keep_packet *p, const int *fds)
     return r;
 }
 
-/* The last packet of its answer. */
+/* Checks the last packet of the keeper's answer. */
 static int
 check_end(struct kept *k, const struct keep_packet *p)
 {
@@ -205,8 +207,9 @@ check_end(struct kept *k, const struct keep_packet *p)
     return has_room ? 0 : -ENFILE;
 }
 
-/* -EAGAIN: no answer in time; -EEXIST: what it has is another daemon's; -ENFILE: it has, or has
- * room for, other numbers than we; -EPROTO, -ENOTCONN, ... */
+/* -EAGAIN: no answer in time; -EEXIST: the keeper has an earlier daemon's fds, and this daemon has
+ * begun without them; -ENFILE: a number is above our limit or the keeper's; -EPROTO, -ENOTCONN,
+ * ... */
 static int
 take_all(struct kept *k, int sock)
 {
@@ -227,7 +230,7 @@ take_all(struct kept *k, int sock)
     return r;
 }
 
-/* What we have is all to be given, but at the start: then it is what the keeper has. */
+/* All that is kept becomes due; but not at the start, when it has come from the keeper. */
 static int
 use_socket(struct kept *k, int sock_consume)
 {
@@ -262,7 +265,7 @@ is_absent(int error)
     return error == -ENOENT || error == -ECONNREFUSED;
 }
 
-/* Of what does not pass by itself; else NULL. */
+/* The reason for an error that lasts; NULL for one that may pass by itself. */
 static const char *
 describe(int error)
 {
@@ -278,7 +281,7 @@ describe(int error)
 
 /* ---- the thread ---- */
 
-/* Until something is told, or the socket has such an event (0: the keeper's end). */
+/* Waits for wake(), for the timeout, or for such an event of the socket, its hang-up included. */
 static void
 await(struct kept *k, int sock, short events, int timeout_ms)
 {
@@ -350,7 +353,7 @@ static int
 init_slots(struct kept *k)
 {
     k->limit = fds_max();
-    k->slots = calloc(k->limit, sizeof(*k->slots)); /* what is not used takes no memory */
+    k->slots = calloc(k->limit, sizeof(*k->slots)); /* unused parts take no memory */
     k->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&k->lock, NULL);
     if (!k->slots)
@@ -405,7 +408,8 @@ kept_start(struct kept *k)
     return r;
 }
 
-/* Until the keeper has all; also of one that has gone, and is expected back, or not. */
+/* Waits until the keeper has been sent all that is due. expected: waits also for a keeper that has
+ * gone, and is to come back. */
 static int
 await_all_said(const struct kept *k, uint64_t timeout_ns, bool expected)
 {
@@ -426,7 +430,7 @@ kept_stop(struct kept *k)
         return;
     pthread_mutex_lock(&k->lock);
     if (poll(&(struct pollfd){.fd = k->sock}, 1, 0) > 0)
-        set_lost(k); /* which the thread has not seen yet */
+        set_lost(k); /* the thread may not have seen it yet */
     pthread_mutex_unlock(&k->lock);
     if (await_all_said(k, LAST_WORDS_NS, true) < 0)
         log_warning("the keeper does not take all: what it lacks ends with this daemon");
@@ -486,7 +490,7 @@ kept_forget(struct kept *k)
 
     for (uint32_t i = 0; i < k->end; i++)
         if (kept_claim(k, i) >= 0) {
-            kept_kill_page(k, i); /* which is one, as far as we know */
+            kept_kill_page(k, i); /* it may be a page; the keeper knows */
             fd_close(kept_drop(k, i));
             n++;
         }

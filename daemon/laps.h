@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How long the longest turn of the loop has taken: what is done between two looks at the sockets.
+ * How long the longest turn of the loop has taken. A turn is the work between two looks at the
+ * sockets.
  *
- * By the wall clock, a turn lasts from its first event to its end. The thread's own clock is dear,
- * 1 to 2 us where the other is 0.05, so it is read at the end of a turn once LAPS_SPAN_NS have
- * passed since it was last. What the thread has used since then, the turns of that span share: so
- * it is an upper bound of each, and so is the longest of them by the wall clock; cpu_ns is the
- * largest of the lesser of the two. No turn has taken more of the thread's time than cpu_ns, and
- * one has taken at least cpu_ns - LAPS_SPAN_NS, since those before the last end within that time.
+ * By the wall clock, a turn lasts from its first event to its end. To read the thread's own clock
+ * costs 1 to 2 us (the wall clock 0.05), so it is read only at the end of a turn, and only if
+ * LAPS_SPAN_NS have passed since the last reading. The turns of such a span share what the thread
+ * has used in it. So no turn of the span has used more than that, nor more than the span's longest
+ * turn by the wall clock. The lesser of these is the span's bound; cpu_ns is the largest bound.
+ *
+ * So no turn has taken more of the thread's time than cpu_ns. And one has taken at least cpu_ns -
+ * LAPS_SPAN_NS, since all turns of a span but its last end within LAPS_SPAN_NS.
  */
 #pragma once
 
@@ -23,7 +26,7 @@ struct laps {
     uint64_t began_ns;      /* this turn; 0: no event has come */
     uint64_t span_wall_ns;  /* the longest turn of the span */
     uint64_t span_since_ns; /* when the thread's clock was read, by the wall clock */
-    uint64_t span_cpu_ns;   /* and what it said */
+    uint64_t span_cpu_ns;   /* and what the thread's clock said */
 };
 
 /* An event of the turn. */
@@ -34,5 +37,5 @@ laps_event(struct laps *laps, uint64_t now_ns)
         laps->began_ns = now_ns;
 }
 
-/* The turn ends, on the thread of all the others. */
+/* The turn ends. Always on the same thread. */
 void laps_end(struct laps *laps, uint64_t now_ns);

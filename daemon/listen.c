@@ -13,7 +13,7 @@
 #include "base/macros.h"
 #include "path.h"
 
-#define LISTEN_BACKLOG  128 /* few, since who comes waits for all of them */
+#define LISTEN_BACKLOG  128 /* small, since a new client waits for all before it */
 #define SYSTEM_FOLDER   "/run/caid"
 #define SYSTEM_SOCKET   SYSTEM_FOLDER "/caid.sock"
 #define LISTENER_CLOSED ((struct listener){.fd = -1, .lock_fd = -1})
@@ -36,8 +36,8 @@ listener_default_path(char **ret)
     return 0;
 }
 
-/* Under the unit the folder is there; a daemon that root starts by hand makes it, for all users
- * whatever root's umask. */
+/* The unit makes the folder. A daemon that root starts by hand makes it, open to all users whatever
+ * root's umask is. */
 static void
 make_system_folder(const char *path)
 {
@@ -56,7 +56,7 @@ is_same_file(int fd, const char *path)
            a.st_ino == b.st_ino;
 }
 
-/* Of what is no file the open itself could block. */
+/* O_NONBLOCK: opening a FIFO or a device could block. */
 static int
 open_lock(const char *path, int *ret_fd)
 {
@@ -72,8 +72,8 @@ open_lock(const char *path, int *ret_fd)
     return 0;
 }
 
-/* The file that we locked may have been unlinked by its last holder before we had the lock: then
- * the lock keeps nobody out, and the file that is there now is tried. */
+/* The last holder may have unlinked the file before we had its lock. Then the lock keeps nobody
+ * out, and the file that is at the path now is tried. */
 static int
 lock(const char *path, int *ret_fd)
 {
@@ -111,7 +111,7 @@ listener_lock(struct listener *l)
     return r;
 }
 
-/* Removes what a killed daemon left. We hold the lock. */
+/* Removes the socket that a killed daemon has left. We hold the lock. */
 static int
 remove_stale(const char *path)
 {
@@ -170,7 +170,8 @@ listener_open(struct listener *ret, const char *path, mode_t mode)
         return -ENAMETOOLONG;
     }
     make_system_folder(path);
-    r = path_make_absolute(path, &l.path); /* it is unlinked in the end */
+    r = path_make_absolute(path,
+                           &l.path); /* for unlink(2) at the end, when the folder may differ */
     if (r < 0)
         return r;
     r = listener_lock(&l);

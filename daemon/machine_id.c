@@ -43,7 +43,7 @@ of_systemd(char *ret)
     return r;
 }
 
-/* The digits of what is written as 01234567-89ab-…. */
+/* The digits of the boot's id, which is written as 01234567-89ab-…. */
 static int
 of_boot(char *ret)
 {
@@ -84,12 +84,12 @@ machine_id_get(const char *configured, char ret[MACHINE_ID_SIZE])
         return;
     why = r == -ENOPKG ? "no libsystemd.so.0" : strerror(-r);
     if (of_boot(ret) == 0) {
-        log_notice("no machine-id(5) (%s): clients are told that of this boot", why);
+        log_notice("no machine-id(5) (%s): clients are told the id of this boot", why);
         return;
     }
     of_chance(ret);
     log_notice(
-        "no machine-id(5) (%s), and none of this boot: this daemon has a machine id of its "
+        "no machine-id(5) (%s), and no id of this boot: this daemon has a machine id of its "
         "own",
         why);
 }

@@ -24,7 +24,7 @@
 #include "server.h"
 #include "supervise.h"
 
-/* Whether the command line or the environment sets it: then the settings do not. */
+/* Returns whether the command line or the environment sets the level: then the settings do not. */
 static bool
 set_log_level(const struct options *o, const struct config *c)
 {
@@ -38,7 +38,7 @@ set_log_level(const struct options *o, const struct config *c)
     return o->log_level >= 0 || by_env;
 }
 
-/* Held back until the server takes it. */
+/* The signal waits until the server takes it. */
 static void
 block_signal(int signum)
 {
@@ -74,7 +74,7 @@ open_listener(struct listener *ret, const struct options *o, const struct config
 
 DEFINE_CLEANUP(struct server *, server_free)
 
-/* Of --config, for reloads; NULL without it. Logged. */
+/* The absolute path of --config, for reloads; NULL without it. -errno, logged. */
 static int
 get_config_path(const struct options *o, char **ret)
 {
@@ -100,13 +100,13 @@ serve(const struct options *o, struct config *c, int ready_fd)
 
     notify_init(&notify);
     fds_prepare();
-    block_signal(SIGTERM); /* so that no stop leaves a socket behind */
+    block_signal(SIGTERM); /* so that no early stop leaves a socket behind */
     block_signal(SIGINT);
     r = get_config_path(o, &config_path);
     if (r == 0)
         r = open_listener(&listener, o, c);
     if (r == 0)
-        r = fds_check(listener.fd); /* before the driver fails for want of them */
+        r = fds_check(listener.fd); /* before the driver fails for want of fds */
     if (r == 0)
         r = kept_init(&kept, o->keeper, keeper_fd);
     if (r < 0)
@@ -127,7 +127,7 @@ serve(const struct options *o, struct config *c, int ready_fd)
     return r < 0 ? r : server_run(server);
 }
 
-/* The status to exit with. */
+/* Returns the exit status. */
 static int
 run_supervised(const struct options *o, const struct config *c, const char *argv0)
 {
@@ -149,7 +149,7 @@ run_supervised(const struct options *o, const struct config *c, const char *argv
     return r < 0 ? EXIT_FAILURE : supervise(&setup);
 }
 
-/* Nobody who has started it would wait for it, or look after it. */
+/* The daemon detaches if it was started by hand: no parent waits for it or supervises it. */
 static bool
 detaches(const struct options *o)
 {
@@ -186,7 +186,7 @@ main(int argc, char *argv[])
     if (detaches(&options))
         fds_close_others(options.stop_fd);
     log_init("caid");
-    block_signal(SIGHUP); /* what is read from here on may be old when it comes */
+    block_signal(SIGHUP); /* one that comes after the files were read must cause a reload */
     if (config_init(&config) < 0 || config_load(&config, options.config) < 0)
         return EXIT_FAILURE;
     if (options.check_config) {

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/macros.h"
 
-/* '@' at the start stands for the NUL byte of an abstract address. */
+/* A first '@' stands for the NUL byte of an abstract address. */
 static int
 notify_address(const char *path, struct sockaddr_un *ret, socklen_t *ret_size)
 {
@@ -79,7 +79,7 @@ notify_deinit(struct notify *n)
     *n = (struct notify){.fd = -1};
 }
 
-/* The first of those that wait; false: it waits on. */
+/* Sends the first pending text. false: the manager's queue is full, and the text stays pending. */
 static bool
 send_first(struct notify *n)
 {

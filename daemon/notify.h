@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the service manager is told, by the protocol of sd_notify(3): datagrams to the socket
- * that $NOTIFY_SOCKET names. Nothing here ever blocks: the manager's queue is short, and what
- * does not fit in it is kept and sent by the next notify_flush().
+ * Messages to the service manager, by the protocol of sd_notify(3): datagrams to the socket that
+ * $NOTIFY_SOCKET names. Nothing here ever blocks. The manager's queue is short: a message that does
+ * not fit in it is kept, and sent by the next notify_flush().
  */
 #pragma once
 
@@ -11,19 +11,19 @@
 #include <stdint.h>
 
 struct notify {
-    int fd;               /* -1: nobody to tell */
-    char pending[512];    /* texts that are still to be sent, each terminated, */
-    size_t n_pending;     /* with so many bytes in all */
-    uint64_t watchdog_ns; /* how often WATCHDOG=1 is wanted, at least; 0: not */
+    int fd;               /* -1: there is no manager */
+    char pending[512];    /* texts that are still to be sent, each terminated */
+    size_t n_pending;     /* bytes of all of them */
+    uint64_t watchdog_ns; /* the longest time between two WATCHDOG=1; 0: not wanted */
 };
 
 /* Reads NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID and removes them from the environment.
- * A socket that cannot be reached is logged and then does not exist. */
+ * A socket that cannot be reached is logged, and not used. */
 void notify_init(struct notify *n);
 void notify_deinit(struct notify *n);
 
-/* state: one or more "NAME=value", each on a line of its own. It is a datagram: what is said later
- * must not be read together with it (RELOADING=1 and then READY=1). */
+/* state: one or more "NAME=value", each on a line of its own. Each call is a datagram of its own,
+ * since the manager must not read two states as one (RELOADING=1, then READY=1). */
 void notify_send(struct notify *n, const char *state);
 
 static inline bool

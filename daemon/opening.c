@@ -10,7 +10,7 @@
 
 #define RETRY_MAX_S 8
 
-/* On the thread. */
+/* Called on the thread. */
 static void
 opening_report(struct opening *o, bool over, int r, const char *reason)
 {

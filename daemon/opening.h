@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver's opening, which may take long, or never end: it has a thread of its own.
+ * Opens the driver. That may take long, or never end, so it has a thread of its own.
  */
 #pragma once
 
@@ -29,11 +29,12 @@ struct opening {
     char reason[OPENING_REASON_MAX];
 };
 
-/* Before opening_start(): driver, handoff and gpu, as for gpu_open(); whether a failure is tried
- * again, ever more rarely; and what is called on the loop then, and when it is over. Logged. */
+/* The caller has set driver, handoff and gpu, as for gpu_open(); `retries`: whether to try again
+ * after a failure, at growing intervals; `changed`, which is called on the loop after each failure
+ * and at the end. -errno, logged. */
 int opening_start(struct opening *o, uv_loop_t *loop);
 /* Why there is no driver yet. */
 void opening_reason(struct opening *o, char *ret, size_t size);
-/* 1: it goes on. Else it is over, and this is for once: 0, and gpu is filled, or why not. Failures
- * are logged. */
+/* 1: the driver is still being opened. 0: gpu is filled; < 0: it could not be opened; after either
+ * this must not be called again. Failures are logged. */
 int opening_end(struct opening *o);

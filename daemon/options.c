@@ -67,7 +67,7 @@ parse_level(const char *text, int *ret)
     return bad_usage();
 }
 
-/* Nobody else is to inherit it. */
+/* No child is to inherit the fd. */
 static int
 parse_stop_fd(int *ret)
 {
@@ -83,7 +83,8 @@ parse_stop_fd(int *ret)
     return 0;
 }
 
-/* An empty value is a script's unset variable: better refused than taken for a default. */
+/* An empty value is most often a script's unset variable. It is refused, not taken for a default.
+ * */
 static int
 set_text(const char **field, const char *name)
 {
@@ -123,7 +124,7 @@ parse_one(struct options *o, int option)
     case OPTION_CHECK_CONFIG: o->check_config = true; return 0;
     case 'V': puts("caid " CAID_VERSION); return 1;
     case 'h': fputs(usage, stdout); return 1;
-    default: return bad_usage(); /* getopt has said what is wrong */
+    default: return bad_usage(); /* getopt has printed the reason */
     }
 }
 

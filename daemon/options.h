@@ -4,12 +4,12 @@
 
 #include <stdbool.h>
 
-struct options { /* what was not given is NULL, false or -1; strings are argv's */
+struct options { /* NULL, false or -1: not given; strings are argv's */
     const char *socket;
     const char *driver;
     const char *config;
     const char *keeper;
-    const char *level; /* that log_level was parsed from */
+    const char *level; /* the text of log_level */
     int log_level;
     int stop_fd;
     bool foreground;
@@ -17,6 +17,6 @@ struct options { /* what was not given is NULL, false or -1; strings are argv's 
     bool check_config;
 };
 
-/* 0; 1 when all is said and the process ends well (--help, --version); -EINVAL, reported on
- * stderr. */
+/* 0; 1: it has printed --help or --version, and the process is to exit with 0; -EINVAL, with the
+ * reason on stderr. */
 int options_parse(struct options *ret, int argc, char *argv[]);

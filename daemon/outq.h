@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Packets of one connection that could not be sent at once, in order. A packet's fds are
- * duplicated when it is queued, so that the block that they belong to may go meanwhile, and are
- * closed when it leaves. What may be queued is bounded: a client that does not read costs no
- * more than that (I6).
+ * Packets of one connection that could not be sent at once, in order. The fds of a packet are
+ * duplicated when it is queued, since their block may be released meanwhile, and closed when it has
+ * been sent. The queue is bounded: a client that does not read costs no more than that (I6).
  */
 #pragma once
 
@@ -34,8 +33,8 @@ void outq_deinit(struct outq *q);
 
 /* Copies the packet and duplicates its fds. -ENOBUFS over the bounds, -EMFILE, -ENOMEM. */
 int outq_push(struct outq *q, const void *data, size_t n, const int *fds, size_t n_fds);
-/* The packet that is to be sent next; NULL when there is none. */
+/* The packet that is to be sent next; NULL: the queue is empty. */
 struct outq_packet *outq_first(const struct outq *q);
 const void *outq_packet_data(const struct outq_packet *p);
-/* Ends the first packet. */
+/* Removes the first packet. */
 void outq_pop(struct outq *q);

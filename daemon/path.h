@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Paths for later: a daemon that detaches goes to "/".
+ * Paths that stay right when the daemon changes its folder to "/".
  */
 #pragma once
 
-/* path below the folder of now, where it is relative. -errno. */
+/* A relative path is made absolute by the current folder. -errno. */
 int path_make_absolute(const char *path, char **ret);

@@ -6,7 +6,7 @@
 #include "base/macros.h"
 
 #define N_EVENTS 512
-#define N_TIMES  8 /* as many as two uids can bring about at once: nobody is heard of late */
+#define N_TIMES  8 /* calls of epoll_wait(2) in a turn, at most: 4,096 events */
 
 int
 pollset_init(struct pollset *set)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The fds that clients have a part in, and the one by which libuv's loop waits: an epoll(7) set of
- * our own around libuv's. Of a client's fd it tells once that something has come to it
- * (EPOLLET), so that 1,000 connections which wait for their turn cost nothing until it comes.
+ * An epoll(7) set of our own, with the sockets and pidfds of clients, and the fd of libuv's set. It
+ * reports an event of a client's fd once (EPOLLET), so that 1,000 connections that wait for their
+ * turn cost nothing meanwhile.
  *
- * The other way round, ours in libuv's, each fd that is added would wait for a lock of the kernel
- * that any user can hold for 100 ms (epnested_mutex).
+ * Were this set in libuv's instead, each fd that is added would wait for a lock of the kernel that
+ * any user can hold for 100 ms (epnested_mutex).
  */
 #pragma once
 
@@ -28,11 +28,12 @@ void pollset_deinit(struct pollset *set);
 
 /* source: ready and events are set. -ENOSPC, -ENOMEM. */
 int pollset_add(struct pollset *set, struct poll_source *source, int fd);
-/* Waits for those events from now on, of which it tells anew; a system call only where they
- * change. */
+/* Waits for these events from now on; one that is there already is reported again. It makes a
+ * system call only if the events differ from those before. */
 void pollset_change(struct pollset *set, struct poll_source *source, uint32_t events);
-/* Before the fd is closed, which would do it, under a lock that all have (Linux before 6.4). */
+/* Call it before the fd is closed: close(2) would remove it, too, but under a global lock of the
+ * kernel (Linux before 6.4). */
 void pollset_remove(struct pollset *set, struct poll_source *source);
-/* Calls ready() of those to which something has come, some at a time; it removes none. timeout_ms:
- * as in epoll_wait(2). */
+/* Calls ready() of the sources that have events, of a bounded number; ready() must not remove
+ * sources. timeout_ms: as in epoll_wait(2). */
 void pollset_wait(struct pollset *set, int timeout_ms);

@@ -5,7 +5,7 @@
 
 #include "base/macros.h"
 
-#define TEXT_MAX 320 /* of an answer */
+#define TEXT_MAX 320 /* bytes of an answer's text */
 
 void
 refusals_init(struct refusals *r, uv_loop_t *loop)
@@ -18,7 +18,7 @@ refusals_init(struct refusals *r, uv_loop_t *loop)
     r->timer.data = r;
 }
 
-/* Runs when the first of them has had its time. */
+/* Runs when the time of the first connection is over. */
 static void
 on_timer(uv_timer_t *timer)
 {

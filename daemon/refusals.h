@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Connections that core did not take up, because their uid has as many as it may, or there is no
- * core yet. The error that says so has to carry the number of a request, so each is kept until its
- * first packet comes, at most for as long as others may take to say hello; and only a few at a
- * time, since they are over the limit. Those who have kept silent for longest make room for others.
- *
- * The core knows nothing of them, so its table of errors does not serve here: without this a client
- * that is one too many would see its connection end, and not why (test_wire.py).
+ * Connections that the core did not take up, because their uid has as many as it may, or because
+ * there is no core yet. Without this such a client would see its connection end, and no reason
+ * (test_wire.py). An error carries the number of a request, so each connection is kept until its
+ * first packet comes, at most for hello_timeout. Since they are over the limit, only a few are
+ * kept: the oldest one makes room for a new one.
  */
 #pragma once
 
@@ -28,13 +26,13 @@ struct refusals {
     uv_timer_t timer;
 };
 
-/* timeout_ms and max_of_uid are the caller's to set, at any time. */
+/* The caller sets timeout_ms and max_of_uid, at any time. */
 void refusals_init(struct refusals *r, uv_loop_t *loop);
-/* c->refused is set. Where there are too many, c takes the place of the first. */
+/* c->refused is set. Where there are too many, the oldest one is lost. */
 void refusals_add(struct refusals *r, struct conn *c);
-/* When a refused connection is lost. */
+/* Called when a refused connection is lost. */
 void refusals_remove(struct refusals *r, struct conn *c);
-/* Answers the first packet, and loses the connection. not_ready: why there is no core yet, for one
- * that is refused with -EAGAIN. */
+/* Answers the first packet, and loses the connection. not_ready: for a refusal with -EAGAIN, why
+ * there is no core yet. */
 void refusals_answer(struct refusals *r, struct conn *c, const char *not_ready,
                      const void *packet, size_t n);

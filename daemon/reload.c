@@ -20,7 +20,7 @@ thread_main(void *arg)
     return NULL;
 }
 
-/* Pools that the files have no more, and that cannot go yet, stay as they are. */
+/* A pool that the files do not have any more stays as it is, if it is in use. */
 static int
 keep_pools(struct reload *r)
 {
@@ -30,7 +30,7 @@ keep_pools(struct reload *r)
         const struct core_pool_config *pool = &r->config->pools[i];
         if (config_find_pool(&r->next, pool->name) || !core_pool_is_used(r->core, pool->name))
             continue;
-        log_warning("[pool \"%s\"] is kept, which the settings have no more: it is in use",
+        log_warning("[pool \"%s\"] is not in the settings any more, and stays: it is in use",
                     pool->name);
         error = config_add_pool(&r->next, pool);
     }
@@ -54,7 +54,7 @@ settings(char buf[static SETTINGS_MAX], const struct core_pool_config *pool, con
     return buf;
 }
 
-/* Who may do what. One of them may be NULL: there was, or is, no such pool. */
+/* Logs who may do what in a pool. now or old may be NULL: there is, or was, no such pool. */
 static void
 log_pool(struct reload *r, const struct core_pool_config *now,
          const struct core_pool_config *old)
@@ -72,7 +72,7 @@ log_pool(struct reload *r, const struct core_pool_config *now,
                          old ? "" : "new: ", is, was);
 }
 
-/* Each uid's own, as one. */
+/* One entry that stands for each uid's own pool. */
 static struct core_pool_config
 user_pools(const struct config *c)
 {

@@ -17,16 +17,16 @@
 #include "base/log.h"
 #include "base/macros.h"
 
-#define JOURNAL       0                   /* its number at the keeper */
+#define JOURNAL       0                   /* the journal's number at the keeper */
 #define JOURNAL_STEP  ((size_t)256 << 10) /* bytes by which its file grows, or an eighth of it */
 #define JOURNAL_UNMAP ((size_t)2 << 20)   /* bytes that are unmapped at a time */
-#define HAND_OVER_NS  (2 * NSEC_PER_SEC)  /* that a keeper has to take what it is given */
+#define HAND_OVER_NS  (2 * NSEC_PER_SEC)  /* a keeper has so long to take the journal */
 #define PAUSE_MIN_MS  UINT64_C(100)
-#define PAUSE_MAX_MS  UINT64_C(1000) /* as those of a supervisor: supervise.c */
+#define PAUSE_MAX_MS  UINT64_C(1000) /* both as in supervise.c */
 
 /* ---- journals ---- */
 
-/* The file has its new size before the mapping has. */
+/* The file gets its new size before the mapping does. */
 static int
 enlarge(struct journal_file *file, size_t size)
 {
@@ -45,7 +45,8 @@ enlarge(struct journal_file *file, size_t size)
     return 0;
 }
 
-/* One that cannot grow says what was before: until an earlier daemon's is this one's. */
+/* For an earlier daemon's journal, until this daemon goes on with it: where it cannot grow, what it
+ * says stays true. */
 static int
 grow_or_stay(struct journal *journal, size_t size)
 {
@@ -56,7 +57,7 @@ grow_or_stay(struct journal *journal, size_t size)
     return rc;
 }
 
-/* One that cannot grow is none from then on: what it says would not be true. */
+/* A journal that cannot grow is made invalid, since what it says would not be true any more. */
 static int
 grow(struct journal *journal, size_t size)
 {
@@ -67,7 +68,7 @@ grow(struct journal *journal, size_t size)
     return rc;
 }
 
-/* Some at a time: as long as a call takes, no other thread can map memory. */
+/* Unmaps in pieces: no other thread can map memory while an munmap(2) runs. */
 static void
 file_close(struct journal_file *file)
 {
@@ -81,8 +82,8 @@ file_close(struct journal_file *file)
     *file = (struct journal_file){.fd = -1};
 }
 
-/* The old one, whose fd the keeper has, to be gone on with. What is read stays where it is
- * mapped. */
+/* Maps the old journal, whose fd the keeper has, for writing, to go on with it. What has been read
+ * points into its mapping for reading, which stays. */
 static int
 file_go_on(struct journal_file *file, struct restart *r)
 {
@@ -145,8 +146,8 @@ close_replaced(void *userdata)
     return NULL;
 }
 
-/* To free its pages, and what was read of it, takes as long as many turns of the loop. On a thread
- * of its own, since those of the pool may be with the driver. */
+/* Freeing the pages of a journal, and what was read of it, takes as long as many turns of the loop.
+ * So it is done on a thread of its own: the pool's threads may all wait for the driver. */
 static void
 replace(struct restart *r, struct journal_file *file)
 {
@@ -174,7 +175,7 @@ restart_init(struct restart *r, struct kept *kept)
     *r = (struct restart){.kept = kept, .files = {{.fd = -1}, {.fd = -1}}, .old.fd = -1};
 }
 
-/* What follows a record that is damaged is not read. */
+/* Reads the records up to a damaged one. */
 static int
 read_records(struct restart *r)
 {
@@ -188,8 +189,8 @@ read_records(struct restart *r)
     return rc;
 }
 
-/* A service manager's pauses do not grow (systemd's may from 254 on), so this is the one that does:
- * twice as long for each request that is suspected. A supervisor has its own. */
+/* The pauses of a service manager do not grow (systemd's may from 254 on). So this one does: it is
+ * twice as long for each suspected request. A supervisor has growing pauses of its own. */
 static void
 pause_after_death(const struct restart *r)
 {
@@ -228,7 +229,7 @@ restart_open(struct restart *r)
     rc = file_open(&r->old);
     if (rc == 0) {
         r->n_restarts = r->old.journal.restarts + 1;
-        if (r->old.journal.id[0]) /* else of a version that had none */
+        if (r->old.journal.id[0]) /* 0: an older version wrote it, without an id */
             memcpy(r->id, r->old.journal.id, sizeof(r->id));
         rc = read_records(r);
         if (rc == 0)
@@ -266,8 +267,8 @@ on_lost(void *userdata, const char *pool, const char *name, const char *why)
     log_error("array \"%s\" in pool \"%s\" is lost: %s", name, pool, why);
 }
 
-/* What is not such memory is lost. Where it cannot be had today, it may tomorrow: it stays as it
- * is. */
+/* Imports a block. One whose fd is not such memory is lost. After another error it stays with the
+ * keeper, for the next daemon. */
 static int
 on_import(void *userdata, struct restore_block *block)
 {
@@ -286,9 +287,10 @@ on_import(void *userdata, struct restore_block *block)
 
 static const struct restore_ops restore_ops = {.import = on_import, .lost = on_lost};
 
-/* One that has exited is not claimed. Of one that could not be kept it may be another process, for
- * whose end is waited then. Where that has no pid here, nothing would tell of its exit, and what it
- * had stays (I2): our own exit is waited for. */
+/* Adopts the process of a connection. Where it has exited, its pidfd is not claimed. Where the
+ * keeper does not have the pidfd, it is found by its pid; that may be another process by now, whose
+ * exit is then waited for. A process without a pid here cannot be found: nothing tells of its exit,
+ * so what it had stays (I2), and our own pid stands for it. */
 static int
 take_process(struct restart *r, struct conns *conns, struct restore_conn *conn)
 {
@@ -316,7 +318,8 @@ take_process(struct restart *r, struct conns *conns, struct restore_conn *conn)
     return process_adopt(conns, conn->conn, conn->record->uid, pidfd, conn->kept);
 }
 
-/* Of an owner who lives, it goes on; another one is looked at, and killed when it has been. */
+/* Adopts a page. That of a living owner stays in use. Any other is killed in kill_pages(), when all
+ * its values have been looked at. */
 static void
 take_page(struct restart *r, struct shared_pages *pages, struct restore_page *page)
 {
@@ -346,7 +349,8 @@ start_journal(struct restart *r, struct core *core)
     return 0;
 }
 
-/* With the earlier daemon's journal, which is written anew when it is large, as any other. */
+/* Restores from the earlier daemon's journal, and goes on with it. It is renewed when it is large,
+ * as any other. */
 static int
 begin_restore(struct restart *r, struct core *core)
 {
@@ -369,7 +373,8 @@ begin_restore(struct restart *r, struct core *core)
     return 0;
 }
 
-/* Whoever waits for those who have died is let go: what they had submitted has been looked at. */
+/* Kills the pages of dead owners, which releases whoever waits in them. What the owners had
+ * submitted has been looked at. */
 static void
 kill_pages(struct restart *r)
 {
@@ -385,7 +390,7 @@ kill_pages(struct restart *r)
     }
 }
 
-/* All is back. What nobody has claimed by now goes. */
+/* Everything is back. Fds that are not claimed by now are closed. */
 static void
 end_restore(struct restart *r)
 {
@@ -426,7 +431,7 @@ restart_take(struct restart *r, struct core *core, struct worker *worker, struct
 
 /* ---- while it runs ---- */
 
-/* What the keeper has is not true any more. */
+/* The journal at the keeper is not true any more: takes it away. */
 static void
 restart_give_up(struct restart *r, struct core *core)
 {
@@ -444,14 +449,14 @@ begin_renewal(struct restart *r, struct core *core)
     struct journal_file *next = &r->files[!r->turn];
 
     r->least =
-        r->files[r->turn].journal.at + JOURNAL_STEP; /* where there is none, later then */
+        r->files[r->turn].journal.at + JOURNAL_STEP; /* the next try, if this one fails */
     if (file_make(next, r) < 0)
         return;
     core_renew_journal(core, &next->journal);
     r->renews = true;
 }
 
-/* Both are written until the keeper has the new one. */
+/* Gives the new journal to the keeper. Both journals are written until the keeper has it. */
 static void
 hand_over(struct restart *r, struct core *core)
 {
@@ -510,5 +515,5 @@ restart_stop(struct restart *r, struct core *core)
         return;
     core_drop_journal(core);
     r->is_on = false;
-    kept_stop(r->kept); /* before what it is given is closed */
+    kept_stop(r->kept); /* before the kept fds are closed */
 }

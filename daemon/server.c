@@ -33,11 +33,11 @@
 #include "worker.h"
 
 #define STOP_MS        10000
-#define RESTORE_NS     20000 /* in a turn, for what is to come back, beside */
-#define GRACE_MS       5000  /* that the driver has before clients hear of it */
+#define RESTORE_NS     20000 /* a turn restores for so long, and for as long as it has served */
+#define GRACE_MS       5000  /* after that, clients are refused while the driver is not open */
 #define REPLY_BUSY     2048  /* bytes of records in a reply to a greedy uid */
-#define LOG_MAX_LINES  20    /* about clients' mistakes that have no uid, in one window */
-#define LOG_MAX_BLOCKS 1 /* about blocks: a device that has failed takes none back any more */
+#define LOG_MAX_LINES  20    /* in a window, about mistakes of clients that are not audited */
+#define LOG_MAX_BLOCKS 1     /* about blocks: a failed device refuses to free any of them */
 
 struct server {
     struct server_setup setup;
@@ -62,14 +62,14 @@ struct server {
     uv_signal_t sigterm, sigint, sighup;
     struct audit audit;
     struct log_window about_clients, about_blocks;
-    int presence;         /* clients that come back see us by it */
-    uint64_t deadline_ns; /* that deadline_timer, or what is overdue, is set to */
-    int r;                /* of server_run() */
+    int presence;         /* an fd by whose lock clients see that a daemon is there */
+    uint64_t deadline_ns; /* for which deadline_timer or `overdue` is set */
+    int r;                /* the result of server_run() */
     bool carrying_out;
     bool wants_reload;
-    bool leaving; /* connections end because this process does, not their own */
+    bool leaving; /* connections end because this process ends, not theirs */
     bool stopping;
-    bool uv_is_ready; /* seen in this turn */
+    bool uv_is_ready; /* libuv's fd has had an event in this turn */
     bool over;
 };
 
@@ -92,7 +92,7 @@ send_action(struct server *s, const struct core_action *a)
     struct conn *c = conns_find(&s->conns, a->conn);
     int r;
 
-    if (!c || s->leaving) /* what follows from the end of the others' connections is not true */
+    if (!c || s->leaving) /* a packet would tell of deaths that have not happened */
         return;
     r = conn_send(c, a->packet, a->n_packet, a->fds, a->n_fds);
     if (r < 0)
@@ -142,7 +142,7 @@ page_new_action(struct server *s, const struct core_action *a)
     core_page_done(s->core, a->page, &result);
 }
 
-/* The owner was first, with a seal that keeps out ours. */
+/* Sealing fails where the owner has added a seal that forbids further ones. */
 static void
 page_seal_action(struct server *s, const struct core_action *a)
 {
@@ -153,8 +153,8 @@ page_seal_action(struct server *s, const struct core_action *a)
                    a->page);
 }
 
-/* When the daemon stops, owners live on: what they signal ends the waits of others, now as if it
- * had not stopped. */
+/* When the daemon stops, the owners of pages live on, and others still wait for what they signal:
+ * pages are not killed then. */
 static void
 page_kill_action(struct server *s, const struct core_action *a)
 {
@@ -169,7 +169,8 @@ page_free_action(struct server *s, const struct core_action *a)
     shared_page_free(&s->pages, a->page);
 }
 
-/* It may not be sent yet: a daemon that comes before it is finds the process by its pid. */
+/* The pidfd may not have been sent yet. A daemon that starts before it is finds the process by its
+ * pid. */
 static void
 keep_action(struct server *s, const struct core_action *a)
 {
@@ -208,7 +209,8 @@ static void on_deadline(uv_timer_t *timer);
 static void on_overdue(uv_idle_t *idle);
 static void reload(struct server *s);
 
-/* A timer that starts itself anew for the past keeps libuv from looking at the sockets. */
+/* A deadline that has passed is for an idle handle: a timer that is set anew for the past, over and
+ * over, would keep libuv from looking at its fds. */
 static void
 arm_deadline(struct server *s)
 {
@@ -231,7 +233,7 @@ arm_deadline(struct server *s)
 
 static void server_leave(struct server *s, int status);
 
-/* What is not back is the next one's. */
+/* Ends the process. What is not restored yet stays for the next daemon. */
 static void
 server_give_up(struct server *s)
 {
@@ -239,7 +241,7 @@ server_give_up(struct server *s)
     server_leave(s, EXIT_FAILURE);
 }
 
-/* While not all is back after a restart. */
+/* After a restart, until all is back: lets requests go on whose pool is back. */
 static void
 look_who_waits(struct server *s)
 {
@@ -249,13 +251,13 @@ look_who_waits(struct server *s)
     if (was_whole)
         return;
     if (s->conns.admits_all || core_admits_more(s->core))
-        conns_release(&s->conns);
+        conns_unstall(&s->conns);
     if (s->conns.admits_all)
         reload(s);
 }
 
-/* After every event. An action that ends a connection is an event itself: then the call that is
- * already running takes care of what comes of it. */
+/* Called after every event. An action may end a connection, which is an event itself: then the call
+ * that is already running carries out the actions that follow. */
 static void
 run_core(struct server *s)
 {
@@ -283,7 +285,8 @@ run_core(struct server *s)
 static void
 tick(struct server *s)
 {
-    s->deadline_ns = UINT64_MAX; /* it has passed: set it again, even to the same time */
+    s->deadline_ns =
+        UINT64_MAX; /* the timer is off: arm_deadline() sets it, even for that time */
     core_set_boottime(s->core, clock_boot_ns());
     core_tick(s->core, conns_charge(&s->conns, NULL));
     run_core(s);
@@ -301,7 +304,8 @@ on_expiry(void *userdata)
     tick(userdata);
 }
 
-/* In each turn of the loop. Half of its time is for what is to come back. */
+/* Called in each turn of the loop. While arrays come back after a restart, half of the loop's time
+ * is for them. */
 static void
 on_overdue(uv_idle_t *idle)
 {
@@ -385,7 +389,7 @@ on_lost(void *userdata, struct conn *c, const char *reason)
     run_core(s);
 }
 
-/* Memory that waited for the exit is free now. */
+/* A departed process has exited: the core frees the memory that waited for that. */
 static void
 on_departed(void *userdata, uint64_t conn_id)
 {
@@ -484,7 +488,7 @@ connect_core(struct server *s, uint64_t id, const struct peer *p)
     return r;
 }
 
-/* Watches a connection that core knows, or has refused. */
+/* Watches a connection that the core knows, or has refused. */
 static int
 add_conn(struct server *s, uint64_t id, int sock_consume, struct peer *peer, int refused)
 {
@@ -540,7 +544,7 @@ static const struct arrivals_ops arrivals_ops = {.take_up = on_arrival,
 
 /* ---- stop ---- */
 
-/* The driver's thread, if it is there, is left to the end of the process. */
+/* Does not wait for the thread that opens the driver: it may hang there. */
 static void
 server_leave(struct server *s, int status)
 {
@@ -562,7 +566,7 @@ static void
 stop(struct server *s, const char *why)
 {
     log_info("%s: stopping", why);
-    s->presence = fd_close(s->presence); /* who is hung up on then does not start another */
+    s->presence = fd_close(s->presence); /* clients see it, and do not start another daemon */
     if (!s->core || !core_is_whole(s->core)) {
         kept_stop(s->setup.kept);
         server_leave(s, s->r < 0 ? EXIT_FAILURE : EXIT_SUCCESS);
@@ -571,8 +575,8 @@ stop(struct server *s, const char *why)
     arrivals_stop(&s->arrivals);
     uv_timer_start(&s->stop_timer, on_stop_timer, STOP_MS, 0);
     core_stop(s->core);
-    restart_stop(&s->restart, s->core); /* what ends now ends with us alone */
-    conns_lose_exited(&s->conns); /* nobody will signal in their pages: those are killed */
+    restart_stop(&s->restart, s->core); /* the ends that follow are not recorded */
+    conns_lose_exited(&s->conns); /* nobody will signal in their pages, so these are killed */
     while (core_deadline_ns(s->core) == 0)
         tick(s);
     s->leaving = true;
@@ -605,7 +609,7 @@ on_stop_fd(uv_poll_t *handle, int status UNUSED, int events UNUSED)
 
 /* ---- settings ---- */
 
-/* What is not the core's. */
+/* Applies the settings that are not the core's. */
 static void
 apply_config(struct server *s)
 {
@@ -634,7 +638,7 @@ on_reloaded(void *userdata, int error)
     reload(s);
 }
 
-/* When it is wanted, and can be: until the driver has answered, the old ones serve nobody. */
+/* Starts the reload that is wanted, if it is possible now. */
 static void
 reload(struct server *s)
 {
@@ -732,7 +736,7 @@ server_new(struct server **ret, const struct server_setup *setup)
         free(s);
         return r;
     }
-    /* Fds in flight: a quarter of what the kernel would allow, which others draw on, too; and
+    /* Fds in flight: a quarter of the kernel's limit, which the user's other processes share; and
      * as many in queues. */
     r = conns_init(&s->conns, &s->loop, fds_max() / 4, &conns_ops, s);
     arrivals_init(&s->arrivals, &s->loop, setup->listener, &s->conns, &arrivals_ops, s);
@@ -773,7 +777,7 @@ start_signals(struct server *s)
     pthread_sigmask(SIG_UNBLOCK, &set, NULL);
 }
 
-/* With the driver, which is open. */
+/* Makes the core and what works with it, when the driver is open. */
 static int
 make_core(struct server *s)
 {
@@ -791,13 +795,13 @@ make_core(struct server *s)
     if (r < 0)
         log_error("cannot start: %s", strerror(-r));
     else
-        r = fds_check(setup->listener->fd); /* all that the start takes is taken */
+        r = fds_check(setup->listener->fd); /* the start has opened all its fds by now */
     if (r == 0)
         r = arrivals_listen(&s->arrivals);
     if (r < 0 && s->core)
         core_drop_journal(s->core);
     if (r < 0)
-        kept_stop(setup->kept); /* what was taken over is the next one's */
+        kept_stop(setup->kept); /* the next daemon takes over what this one has taken */
     return r;
 }
 
@@ -807,10 +811,10 @@ serve(struct server *s)
     if (s->setup.ready_fd >= 0)
         detach_ready(s->setup.ready_fd);
     service_watch(&s->service);
-    s->conns.laps = (struct laps){0}; /* nobody has waited for what came before */
+    s->conns.laps = (struct laps){0}; /* no client has waited for the turns of the start */
     log_info("serving on %s", s->setup.listener->path);
     service_tell(&s->service, "READY=1\nSTATUS=Serving");
-    run_core(s); /* what is to come back does so also where nobody asks for it */
+    run_core(s); /* starts to restore what is to come back */
     reload(s);
 }
 
@@ -821,7 +825,7 @@ on_opening(void *userdata)
     char reason[OPENING_REASON_MAX], status[OPENING_REASON_MAX + 64];
     int r = opening_end(&s->opening);
 
-    if (r > 0) { /* clients hear of it */
+    if (r > 0) { /* from now on clients are refused, with the reason */
         opening_reason(&s->opening, reason, sizeof(reason));
         snprintf(status, sizeof(status), "STATUS=Not serving yet: %.100s", reason);
         service_tell(&s->service, status);
@@ -837,12 +841,12 @@ on_opening(void *userdata)
         serve(s);
 }
 
-/* Clients first, newcomers after them; then libuv, where it has something: its fd is one of the
- * events, and its timeout says what is due. */
+/* A turn serves clients first, then new connections, then libuv, if its fd has had an event or its
+ * timeout is 0. */
 static void
 server_loop(struct server *s)
 {
-    uv_run(&s->loop, UV_RUN_NOWAIT); /* it takes up its fds */
+    uv_run(&s->loop, UV_RUN_NOWAIT); /* adds libuv's fds to its own set */
     while (!s->over) {
         uv_update_time(&s->loop);
         int timeout_ms = uv_backend_timeout(&s->loop);
@@ -872,7 +876,8 @@ server_run(struct server *s)
     s->r = opening_start(&s->opening, &s->loop);
     if (s->r < 0)
         return s->r;
-    s->r = restart_open(&s->restart); /* a large journal takes as long as the driver */
+    s->r =
+        restart_open(&s->restart); /* while the driver opens: a large journal takes as long */
     if (s->r == 0)
         s->r = kept_start(setup->kept);
     if (s->r < 0)

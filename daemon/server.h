@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The daemon at work: the loop, and the core in the middle of it. Whatever happens (a packet, a
- * hang-up, a driver call that is done, time) is told to the core, and then the actions that it
- * has for us are carried out in their order.
+ * The daemon at work: the loop, and the core in the middle of it. The server passes each event (a
+ * packet, a hang-up, the end of a driver call, a deadline) to the core, and then carries out the
+ * core's actions in their order.
  *
- * One server per process. Until the driver has answered there is no core. Clients are kept waiting
- * at first; when it has failed once and is asked again, or has not answered for 5 s, they are taken
- * up: each one's hello is refused with NOT_READY, which tells why, and its connection ends.
+ * One server per process. Until the driver has answered there is no core, and clients wait. When
+ * the driver has failed once and is tried again, or has not answered for 5 s, clients are refused:
+ * each hello gets NOT_READY with the reason, and its connection ends.
  *
- * SIGHUP has the settings read anew (reload.h), as soon as there is a core.
+ * SIGHUP reads the settings anew (reload.h), as soon as there is a core.
  *
  * A stop (SIGTERM, SIGINT, --stop-fd) ends all connections and waits for the driver calls that are
  * under way, at most 10 s; a second signal ends the process at once.
@@ -22,27 +22,27 @@
 
 struct server;
 
-struct server_setup {        /* all borrowed, and to stay until server_free() */
-    struct config *config;   /* which a reload changes */
+struct server_setup {        /* all borrowed, until server_free() */
+    struct config *config;   /* a reload changes it */
     const char *config_path; /* as for config_load() */
     bool keeps_log_level;    /* whatever the settings say */
     const char *driver;      /* as for gpu_open() */
-    struct gpu *gpu;         /* to be filled */
+    struct gpu *gpu;         /* filled here */
     struct listener *listener;
     struct notify *notify;
-    struct kept *kept; /* that has been connected */
+    struct kept *kept; /* after kept_init() */
     int stop_fd;       /* or -1 */
     int ready_fd;      /* of detach_start(), or -1 */
 };
 
-/* Logs what is wrong. */
+/* Errors are logged. */
 int server_new(struct server **ret, const struct server_setup *setup);
 /*
- * Opens the driver and serves until stopped. SIGTERM, SIGINT and SIGHUP, which the caller has
- * blocked, are taken from here. With "cuda" under a service manager the GPU's modules may still be
- * on their way: the driver is asked again, ever more rarely. Elsewhere somebody is there to read
- * the reason, which is logged: < 0. A driver that hangs cannot be waited for: a stop ends the
- * process here, with status 0.
+ * Opens the driver and serves until stopped. It handles SIGTERM, SIGINT and SIGHUP, which the
+ * caller has blocked. A driver that fails is tried again, at growing intervals, with "cuda" under a
+ * service manager, since the GPU's modules may not be loaded yet at boot; else the failure is
+ * logged and returned. A stop does not wait for a driver that hangs: it ends the process here, with
+ * status 0.
  */
 int server_run(struct server *s);
 /* Gives all memory back to the driver. */

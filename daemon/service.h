@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The service manager, as the server tells it of its state: by notify.h, and again while the
- * manager's queue is full; and its watchdog, fed as long as the loop turns.
+ * Tells the service manager the server's state (notify.h), again and again while the manager's
+ * queue is full, and feeds its watchdog as long as the loop turns.
  */
 #pragma once
 
@@ -18,5 +18,5 @@ struct service {
 void service_init(struct service *s, uv_loop_t *loop, struct notify *notify);
 /* state: as for notify_send(). */
 void service_tell(struct service *s, const char *state);
-/* The watchdog, if the manager wants one, is fed from now on. */
+/* Feeds the watchdog from now on, if the manager wants one. */
 void service_watch(struct service *s);

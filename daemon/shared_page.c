@@ -20,7 +20,7 @@ struct shared_page {
     RB_ENTRY(shared_page) node;
     uint64_t id;
     int write, read; /* -1: closed */
-    uint32_t kept;   /* 0: it is not */
+    uint32_t kept;   /* its number at the keeper; 0: not kept */
     bool is_former;  /* an earlier daemon's: mapped for reading */
     size_t size;
     struct timeline_slot *slots;
@@ -58,9 +58,9 @@ page_size(void)
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Of a page of the system's, the least that can be mapped, which the kernel gives us now rather
- * than when somebody touches it. No other uid can open it anew through /proc: who gets it is the
- * core's affair. Not F_SEAL_SEAL: there are more seals to come. */
+/* fallocate(2): the kernel allocates the memory now, not when it is touched. The mode keeps other
+ * uids from opening the file through /proc: the core decides who gets it. Not F_SEAL_SEAL, since
+ * more seals are added later. */
 static int
 make_memfd(size_t size, int *ret)
 {
@@ -73,7 +73,8 @@ make_memfd(size_t size, int *ret)
     return 0;
 }
 
-/* A file of its own, so that what is done with one by its holders does not show in the other. */
+/* Opens a file description of its own, so that what holders do with one (offset, flags) does not
+ * show in the other. */
 static int
 open_for_reading(int write, int *ret)
 {
@@ -105,7 +106,7 @@ map(struct shared_page *p)
     return 0;
 }
 
-/* former: -1, or an earlier daemon's page, for reading, which is the page's when all went well. */
+/* former: -1, or the fd of an earlier daemon's page, for reading; the page owns it on success. */
 static int
 shared_page_make(uint64_t id, int former, struct shared_page **ret)
 {
@@ -181,14 +182,15 @@ shared_page_seal(struct shared_pages *pages, uint64_t id)
     bool sealed;
 
     fcntl(p->write, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
-    sealed = fcntl(p->write, F_GET_SEALS) & F_SEAL_FUTURE_WRITE; /* by whomever */
+    sealed = fcntl(p->write, F_GET_SEALS) &
+             F_SEAL_FUTURE_WRITE; /* the owner may have sealed it */
     p->write = fd_close(p->write);
     if (sealed)
         return true;
     if (dup3(pages->dead, p->read, O_CLOEXEC) < 0)
-        abort(); /* cannot be, of an fd that is open: nobody is to be given the page */
+        abort(); /* it cannot fail with an open fd; nobody may be given the unsealed page */
     if (p->kept)
-        kept_set(pages->kept, p->kept, p->read); /* a later daemon is not, either */
+        kept_set(pages->kept, p->kept, p->read); /* a later daemon gets the dead page, too */
     return false;
 }
 

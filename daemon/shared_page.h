@@ -1,23 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pages of timelines (timeline.h) as the daemon has them: a memfd each, mapped here for reading and
- * writing, since the daemon looks at values, and says in a page that its owner is dead.
+ * Pages of timelines (timeline.h) in the daemon: a memfd each, mapped here for reading and writing,
+ * since the daemon reads values, and stores in a page that its owner is dead.
  *
- *     made    two fds: one for the owner, which maps the page for writing by it, one for all
- *             others, opened for reading
- *     sealed  the first fd is closed, and no further mapping for writing is possible, by whatever
- *             fd
+ *     made    two fds: one by which the owner maps the page for writing, and one for all others,
+ *             opened for reading
+ *     sealed  the first fd is closed, and no fd can be mapped for writing any more
  *     freed
  *
- * Made, sealed and freed when the core says so (core.h), and known by the core's number. Nobody
- * else can cut or extend a page in any state, and its memory is there from the start: to touch it
- * never faults. What processes have mapped outlives all of this.
+ * The core says when a page is made, sealed and freed (core.h), and gives its number. Nobody can
+ * cut or extend a page in any state, and its memory is there from the start: touching it never
+ * faults. Mappings in other processes outlive all of this.
  *
- * Only who has a sealed page sees in it what the daemon stores. While it is not sealed its owner
- * can take its memory out (fallocate(2)), and whoever has the old memory pinned, as drivers do,
- * keeps that: a stream of his would wait in it for ever. An owner can keep the daemon from sealing
- * the page, by F_SEAL_SEAL; then others are given in its place one that is dead from the start, the
- * same for all such.
+ * What the daemon stores is certain to be seen only in a sealed page. While a page is not sealed
+ * its owner can replace its memory (fallocate(2)). A driver that has pinned the old memory keeps
+ * it, so that a stream would wait in it for ever. An owner can also keep the daemon from sealing
+ * the page, by F_SEAL_SEAL. Then others are given a page that is dead from the start, the same for
+ * all such cases.
  */
 #pragma once
 
@@ -33,26 +32,25 @@ RB_HEAD(shared_page_tree, shared_page);
 struct shared_pages {
     struct shared_page_tree tree;
     uint32_t n, max;
-    int dead;          /* for reading */
-    struct kept *kept; /* keeps them, and has them mapped */
+    int dead;          /* the dead page, for reading */
+    struct kept *kept; /* the keeper keeps the pages, and maps them */
 };
 
-/* max_fds: that the daemon may have open, for all purposes. -errno; deinit() is right in any
- * case. */
+/* max_fds: how many fds the daemon may have, for all purposes. -errno; call deinit() also after a
+ * failure. */
 int shared_pages_init(struct shared_pages *pages, struct kept *kept, uint64_t max_fds);
-/* Frees those that are left, and kills none. */
+/* Frees the pages that are left, and kills none. */
 void shared_pages_deinit(struct shared_pages *pages);
 
-/* -EMFILE where pages have as many fds as they may; what the kernel says. *ret has the same
- * error. */
+/* -EMFILE: pages have as many fds as they may; -errno. *ret has the same error. */
 int shared_page_new(struct shared_pages *pages, uint64_t id, struct core_page_result *ret);
-/* One of an earlier daemon's, sealed by then, which was found under that number: mapped for
- * reading, and killed by the keeper. -errno: it stays there. */
+/* Takes over an earlier daemon's page, which was found under that number. It is mapped for reading;
+ * the keeper kills it. -errno: it stays found. */
 int shared_page_adopt(struct shared_pages *pages, uint64_t id, uint32_t kept,
                       struct core_page_result *ret);
-/* Its owner has mapped it. False where it could not be sealed: to read it by its fd is to read a
- * dead one from now on. */
+/* The owner has mapped the page. false: it could not be sealed, and its fd for reading is the dead
+ * page's from now on. */
 bool shared_page_seal(struct shared_pages *pages, uint64_t id);
-/* Nobody signals in it any more: whoever waits for a value, a stream or a host, is let go. */
+/* The owner has died: releases all streams and hosts that wait for a value in the page. */
 void shared_page_kill(struct shared_pages *pages, uint64_t id);
 void shared_page_free(struct shared_pages *pages, uint64_t id);

@@ -8,8 +8,8 @@
 #include "base/macros.h"
 #include "core.h"
 
-#define BUDGET_PART   10 /* of the time that is not looked, what is added to the budget */
-#define BUDGET_LIMITS 10 /* at most, in times of the limit */
+#define BUDGET_PART   10 /* the budget grows by this part of the time of not looking */
+#define BUDGET_LIMITS 10 /* the largest budget, in multiples of the limit */
 
 void
 spin_init(struct spin *spin, uv_loop_t *loop)
@@ -30,7 +30,7 @@ earn(struct spin *spin, uint64_t ns)
     spin->budget_ns = min_u64(spin->budget_ns + ns, BUDGET_LIMITS * spin->limit_ns);
 }
 
-/* The time since the last call is added up. */
+/* Adds the time since the last call to the budget, or takes it from there. */
 static void
 spin_settle(struct spin *spin, uint64_t now)
 {
@@ -94,7 +94,6 @@ spin_look(struct spin *spin, const struct core *core)
     spin->until_ns = min_u64(turns.since_ns + spin->limit_ns, now + spin->budget_ns);
     if (turns.n_waiting == 0 || turns.last_ns > spin->limit_ns || now >= spin->until_ns)
         stop(spin);
-    else if (spin->budget_ns >=
-             spin->limit_ns) /* else what is looked for would come too late */
+    else if (spin->budget_ns >= spin->limit_ns) /* less may run out too soon */
         uv_idle_start(&spin->idle, on_idle);
 }

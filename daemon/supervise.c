@@ -20,16 +20,16 @@
 #define PAUSE_MIN_NS (100 * NSEC_PER_MSEC)
 #define PAUSE_MAX_NS \
     NSEC_PER_SEC /* far less than clients wait: caid_options.reconnect_timeout_ns */
-#define PROVEN_NS (10 * NSEC_PER_SEC) /* who has lived so long did not die of its start */
+#define PROVEN_NS (10 * NSEC_PER_SEC) /* a daemon that has lived so long can start */
 
 struct supervisor {
     const struct supervise_setup *setup;
     struct keeper keeper;
-    sigset_t mask; /* the daemon's: what comes before it can take it waits */
+    sigset_t mask; /* the daemon's at its start: signals wait until it can handle them */
     int signals;   /* signalfd(2) */
     int stop_fd;   /* -1: none, or seen */
     pid_t child;   /* 0: none */
-    uint64_t started_ns, pause_ns, start_ns; /* the next one is started then */
+    uint64_t started_ns, pause_ns, start_ns; /* start_ns: when the next daemon is started */
     bool is_proven; /* a daemon was up, or was asked to make room for another */
     bool stops, replaces;
     bool is_over;
@@ -47,7 +47,7 @@ supervise_find_program(const char *argv0, char **ret)
 
 /* ---- the daemon's process ---- */
 
-/* To be number `to` there; both may be anything from 3 up. */
+/* Gives fd the number `to` in the daemon; both may be any number from 3 up. */
 static void
 pass_fd(int fd, int to)
 {
@@ -69,7 +69,7 @@ offer_fds(int listener, int keeper)
     setenv("LISTEN_FDNAMES", "caid.socket:" LISTEN_KEEPER_NAME, 1);
 }
 
-/* What is ours, socket and end, it is not told of. */
+/* The daemon's options. --socket and --stop-fd are the supervisor's own. */
 static void
 fill_args(const struct supervisor *s, const char *args[])
 {
@@ -87,8 +87,8 @@ fill_args(const struct supervisor *s, const char *args[])
         }
 }
 
-/* As the unit has it. Large pages, where the kernel gives them, are freed and had anew several
- * times as fast, and for as long clients are without a daemon. */
+/* As in the unit. Where the kernel gives large pages, freeing and allocating them is several times
+ * as fast; clients have no daemon for as long as that takes in a restart. */
 static void
 use_large_pages(void)
 {
@@ -101,7 +101,8 @@ become_daemon(const struct supervisor *s, int keeper, pid_t parent)
     const char *args[9] = {0};
 
     fill_args(s, args);
-    setpgid(0, 0); /* what a terminal says to all comes from us, once */
+    setpgid(0,
+            0); /* a terminal signals its whole group: the daemon gets a signal once, from us */
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent)
         _exit(EXIT_FAILURE);
@@ -113,7 +114,7 @@ become_daemon(const struct supervisor *s, int keeper, pid_t parent)
     _exit(EXIT_FAILURE);
 }
 
-/* The next start: those who fail one after the other wait ever longer. */
+/* Puts off the next start. Each failure in a row doubles the pause. */
 static void
 put_off(struct supervisor *s, const char *why)
 {
@@ -153,7 +154,7 @@ exit_status(int status)
     return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
 }
 
-/* What becomes of us when the daemon has ended. */
+/* The daemon has ended: starts another, or ends this process, too. */
 static void
 after(struct supervisor *s, int status)
 {
@@ -186,7 +187,7 @@ reap(struct supervisor *s)
     int status;
     pid_t pid;
 
-    /* As PID 1 of a container it is parent to whoever has lost theirs, too. */
+    /* As PID 1 of a container it is also the parent of orphans. */
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
         if (pid == s->child) {
             s->child = 0;
@@ -237,7 +238,7 @@ on_signal(struct supervisor *s)
 
 /* ---- the loop ---- */
 
-/* Until the next daemon is due. */
+/* The time until the next daemon is to be started. */
 static int
 next_timeout_ms(const struct supervisor *s)
 {
@@ -274,7 +275,7 @@ open_signals(struct supervisor *s)
     sigemptyset(&set);
     for (size_t i = 0; i < ARRAY_SIZE(taken); i++)
         sigaddset(&set, taken[i]);
-    signal(SIGCHLD, SIG_DFL); /* ignored, it would not be told */
+    signal(SIGCHLD, SIG_DFL); /* an ignored SIGCHLD would not be delivered */
     sigprocmask(SIG_BLOCK, &set, &s->mask);
     s->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     return s->signals < 0 ? -errno : 0;

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * caid --supervise, for where there is no service manager: keeper (keeper.h) and parent of the
- * daemon in one process, which has no CUDA and no client in it. It holds the listening socket, so
- * that nobody is refused while no daemon runs, and passes it on as a service manager does
+ * caid --supervise, for machines without a service manager: keeper (keeper.h) and parent of the
+ * daemon in one process, without CUDA and without clients. It holds the listening socket, so that
+ * no client is refused while no daemon runs, and passes it to the daemon as a service manager does
  * (sd_listen_fds(3)), with a connection to the keeper beside it.
  *
- * A daemon that dies, by whatever, is followed by another: at once, or after a pause that doubles,
- * up to a second, while each lives for less than 10 s. It never gives up, since that would give up
- * what clients hold; but for the first one, which fails before it has lived so long: somebody is
- * there to read why. A daemon that ends well, as it was told to, is the end of all.
+ * When a daemon dies, for whatever reason, another is started: at once if it has lived for 10 s,
+ * else after a pause that doubles each time, up to a second. The supervisor never gives up, since
+ * clients would lose their memory; but it ends with a first daemon that exits with a failure within
+ * 10 s, since somebody is there to read the reason. When a daemon ends with status 0, this process
+ * ends, too.
  *
- *     SIGTERM, SIGINT, stop_fd   the daemon's SIGTERM, and its end is ours
- *     SIGHUP                     the daemon's
- *     SIGUSR2                    the daemon's SIGTERM, and another is started from the same path
+ *     SIGTERM, SIGINT, stop_fd   SIGTERM to the daemon; this process ends with it
+ *     SIGHUP                     SIGHUP to the daemon
+ *     SIGUSR2                    SIGTERM to the daemon; another is started from the same path
  *
- * The daemon is stopped by the kernel (SIGTERM) when this process is killed.
+ * When this process is killed, the kernel stops the daemon (SIGTERM).
  */
 #pragma once
 
@@ -27,9 +28,10 @@ struct supervise_setup { /* all borrowed */
     const char *program; /* absolute */
 };
 
-/* The path by which this program was started, made absolute: a later version may lie there then. */
+/* The path by which this program was started, made absolute. A later version may replace the file
+ * at that path. */
 int supervise_find_program(const char *argv0, char **ret);
 
-/* Logged. Returns the status to exit with: the daemon's, or EXIT_FAILURE. The caller
- * has blocked SIGTERM, SIGINT and SIGHUP, as the daemon finds them. */
+/* Returns the exit status: the daemon's, or EXIT_FAILURE. Errors are logged. The caller has blocked
+ * SIGTERM, SIGINT and SIGHUP; the daemon starts with these blocked, too. */
 int supervise(const struct supervise_setup *setup);

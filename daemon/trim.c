@@ -5,12 +5,12 @@
 
 #include "base/macros.h"
 
-/* Below it there is nothing to gain: a few MiB. */
+/* So many objects take a few MiB: less is not worth a trim. */
 #define TRIM_MIN 10000
 #define QUIET_MS 1000
 
-/* What is freed is joined with its neighbours at once: glibc would put that off for small ones, and
- * then do it for all of them in one call, which takes 20 ms for 800,000. */
+/* Without fast bins, free(3) merges small chunks with their neighbours at once. glibc would put
+ * that off, and then merge all in one call, which takes 20 ms for 800,000. */
 void
 trim_init(struct trim *t, uv_loop_t *loop)
 {
@@ -32,7 +32,7 @@ trim_after(uv_work_t *work, int status UNUSED)
     struct trim *t = container_of(work, struct trim, work);
 
     t->running = false;
-    trim_look(t, t->n); /* what has gone meanwhile */
+    trim_look(t, t->n); /* more may have gone while it ran */
 }
 
 static void
@@ -48,7 +48,8 @@ on_timer(uv_timer_t *timer)
     uv_queue_work(t->loop, &t->work, trim_run, trim_after);
 }
 
-/* Each time that half is gone, so that the sum of all trims is like the largest of them. */
+/* Trims each time that half of the objects have gone, so that all trims together cost about as much
+ * as the largest one. */
 void
 trim_look(struct trim *t, uint64_t n)
 {

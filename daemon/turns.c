@@ -14,12 +14,12 @@ void
 turns_user_init(struct turns *s, struct turns_user *user)
 {
     TAILQ_INIT(&user->queue);
-    user->round = s->round; /* of which it has nothing: it may have been there before */
+    user->round = s->round; /* no time in this round: it may have used some, and come back */
     user->left_ns = 0;
 }
 
-/* What it has of this round. What it did not use of another one it has lost, what it used beyond
- * it owes. */
+/* The user's time left in this round. Unused time of an earlier round is lost; time that was used
+ * beyond a slice is owed. */
 static int64_t
 left(const struct turns *s, struct turns_user *user)
 {
@@ -61,7 +61,7 @@ turns_forget(struct turns *s)
     s->round += UINT32_MAX;
 }
 
-/* The first user with something left; in the next round where there is none. */
+/* The first user with time left. Where there is none, a later round begins. */
 static struct turns_user *
 pick(struct turns *s)
 {
@@ -86,7 +86,7 @@ turns_next(struct turns *s)
 
     if (!user)
         return NULL;
-    TAILQ_REMOVE(&s->users, user, link); /* to the end */
+    TAILQ_REMOVE(&s->users, user, link); /* and to the end of the list */
     TAILQ_INSERT_TAIL(&s->users, user, link);
     entry = TAILQ_FIRST(&user->queue);
     turns_remove(s, entry);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whose turn it is. Each uid has a queue of what is to be done for it, and may use the loop for so
- * long in a round; what it uses beyond that it has less of in the next ones. Those with some left
- * come round robin, so that what another one has piled up is of no concern to them (I6). When
- * nobody who waits has any left, a new round begins: no time is left unused.
+ * Decides which uid is served next. Each uid has a queue of entries that wait to be served, and may
+ * use the loop for TURNS_SLICE_NS in a round. If it uses more, it has less in the next rounds. Uids
+ * with time left are served round robin, so that a long queue of one uid does not delay the others
+ * (I6). When no waiting uid has time left, a new round begins, so that the loop is never idle while
+ * somebody waits.
  *
- * No clock, no loop: it is told what was spent.
+ * It has no clock and no loop: the caller says how much time was spent.
  */
 #pragma once
 
@@ -14,24 +15,24 @@
 #include <sys/queue.h>
 
 #define TURNS_SLICE_NS 20000
-#define TURNS_COST_MAX \
-    2000000 /* nothing takes longer but that the machine does something else */
+/* Longer turns count as so long: the machine did something else meanwhile. */
+#define TURNS_COST_MAX 2000000
 
 TAILQ_HEAD(turn_list, turn);
 
-/* A uid; as long as it has connections. */
+/* A uid, as long as it has connections. */
 struct turns_user {
     TAILQ_ENTRY(turns_user) link; /* turns->users, while its queue has entries */
     struct turn_list queue;
     int64_t left_ns;
-    uint64_t round; /* that left_ns is of */
+    uint64_t round; /* the round of left_ns */
 };
 
-/* A connection, or what else there is to be done for a uid. */
+/* A connection, or something else that is served for a uid. */
 struct turn {
     TAILQ_ENTRY(turn) link;
     struct turns_user *user;
-    void (*serve)(struct turn *entry); /* for who calls turns_next() */
+    void (*serve)(struct turn *entry); /* called by the caller of turns_next() */
     bool queued;
 };
 
@@ -41,16 +42,17 @@ struct turns {
 };
 
 void turns_init(struct turns *s);
-/* It has nothing of the round that it comes in: else to go and come anew would be a way to more. */
+/* A new user has no time in the current round: else a uid could get more by leaving and coming
+ * back. */
 void turns_user_init(struct turns *s, struct turns_user *user);
 
-/* At the end of its user's queue, unless it is there. */
+/* Adds the entry to the end of its user's queue, unless it is in it. */
 void turns_add(struct turns *s, struct turn *entry);
 void turns_remove(struct turns *s, struct turn *entry);
-/* Takes out the one whose turn it is; NULL: nobody waits. */
+/* Takes out the entry whose turn it is; NULL: no entry waits. */
 struct turn *turns_next(struct turns *s);
-/* Somebody waits. */
+/* Whether an entry waits. */
 bool turns_is_busy(const struct turns *s);
 void turns_spent(const struct turns *s, struct turns_user *user, uint64_t ns);
-/* The loop has come round, and nobody waits: all that was spent is forgotten. */
+/* No entry waited at the end of a turn of the loop: all debts are forgotten. */
 void turns_forget(struct turns *s);

@@ -16,7 +16,8 @@
 
 #define DURATION_MAX_NS (3600 * NSEC_PER_SEC)
 
-/* A number in base at the start of text, with no sign or blank; *ret_end is what follows it. */
+/* A number in that base at the start of text, without sign or blank; *ret_end: the text after it.
+ * */
 static int
 parse_number(const char *text, int base, uint64_t *ret, const char **ret_end)
 {
@@ -99,8 +100,8 @@ print_flag(FILE *f, const void *field)
 
 const struct value_type value_flag = {parse_flag, print_flag, "yes or no"};
 
-/* Digits and a point: no sign, no exponent, nothing that strtod(3) reads besides. The daemon never
- * leaves the C locale, so that the point is one. */
+/* Only digits and a point, not all that strtod(3) accepts, such as signs and exponents. The daemon
+ * stays in the C locale, where strtod(3) takes "." for the point. */
 static int
 parse_ratio(const char *text, void *ret_field)
 {

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Types of settings: how the text of a value becomes a field, how the field is shown, and the
- * words that tell what would have been right. A field is written only when the text is good.
+ * Types of settings: how a text is parsed into a field, how a field is printed, and the words for
+ * what is expected. A field is written only if the text is good.
  */
 #pragma once
 
 #include <stdio.h>
 
-#define HANDOFF_AUTO (-1) /* as each device can */
+#define HANDOFF_AUTO (-1) /* the best that each device can do */
 
 struct value_type {
     int (*parse)(const char *text, void *ret_field); /* 0, -EINVAL, -ENOMEM */
-    void (*print)(FILE *f, const void *field);       /* a blank before it; "" is nothing */
+    void (*print)(FILE *f, const void *field);       /* after a blank; nothing for "" */
     const char *expects;                             /* "a size such as 64M or 8G" */
 };
 

@@ -9,17 +9,17 @@
 #include "base/log.h"
 #include "base/macros.h"
 
-#define KEEP_NS (2 * NSEC_PER_SEC) /* that a keeper has to take a block */
+#define KEEP_NS (2 * NSEC_PER_SEC) /* a keeper has so long to take a block */
 
-/* The memory of one block, from its allocation until its release is done. It carries the work
- * item of its own release, so that giving memory back needs none. */
+/* The memory of one block, from its allocation until its release is done. It includes the work item
+ * of its release, so that a release needs no allocation. */
 struct memory {
     LIST_ENTRY(memory) link;
     uv_work_t work;
     struct worker *worker;
     struct backing backing;
-    uint32_t kept; /* 0: it is not */
-    uint64_t job;  /* of the release, as are those below */
+    uint32_t kept; /* its number at the keeper; 0: not kept */
+    uint64_t job;  /* of the release, as are the fields below */
     int error;
     struct drv_error err;
 };
@@ -28,7 +28,7 @@ struct memory {
 struct worker_device {
     TAILQ_HEAD(, alloc_work) waiting;
     uint32_t n_running;
-    uint64_t back_ms; /* when one came back, or the first was started */
+    uint64_t back_ms; /* when the last one came back, or the first one was started */
 };
 
 static void
@@ -36,7 +36,7 @@ on_start(uv_work_t *work UNUSED)
 {
 }
 
-#define STACK_BYTES ((size_t)8 << 20) /* as libuv gives its threads */
+#define STACK_BYTES ((size_t)8 << 20) /* as for libuv's threads */
 
 static void
 wait_for_go(void *go)
@@ -44,8 +44,8 @@ wait_for_go(void *go)
     uv_sem_wait(go);
 }
 
-/* libuv starts its threads with the first work, and ends the process where it cannot (RLIMIT_AS,
- * RLIMIT_NPROC): better known before. */
+/* libuv starts its threads with the first work, and aborts the process where it cannot (RLIMIT_AS,
+ * RLIMIT_NPROC). So it is tried before. */
 static int
 try_threads(uint32_t n)
 {
@@ -72,7 +72,8 @@ try_threads(uint32_t n)
     return r;
 }
 
-/* Those, a release for each device, and two for what needs none: figures of all, pinned memory. */
+/* Allocations and a release for each device, and two calls without a device: figures of all, pinned
+ * memory. */
 uint32_t
 worker_threads(const struct gpu *gpu)
 {
@@ -136,10 +137,10 @@ struct alloc_work {
     enum core_kind kind;
     uint32_t device;
     uint64_t size;
-    struct memory *memory; /* empty; filled and listed when all went well */
+    struct memory *memory; /* filled, and put into w->memories, on success */
     int error;
     struct drv_error err;
-    uint64_t free; /* after -ENOMEM, for the message */
+    uint64_t free; /* free memory after -ENOMEM, for the message */
 };
 
 static void
@@ -151,13 +152,14 @@ alloc_work_free(struct alloc_work *a)
 
 DEFINE_CLEANUP(struct alloc_work *, alloc_work_free)
 
-/* Before anybody hears of it. What the keeper does not take ends with us. */
+/* Gives the block to the keeper before a client hears of it. A block that the keeper does not take
+ * ends with this process. */
 static void
 keep(struct worker *w, struct memory *m)
 {
     int r = m->backing.fd >= 0 ? kept_put(w->kept, m->backing.fd, &m->kept) : -ENOTCONN;
 
-    if (r == KEPT_LATER) /* one that has gone gets it when it is back: only both at once lose */
+    if (r == KEPT_LATER) /* a keeper that has gone gets it when it is back */
         kept_wait(w->kept, KEEP_NS);
     else if (r < 0 && r != -ENOTCONN)
         log_error("a block of %" PRIu64 " bytes is not kept: %s", m->backing.size,
@@ -179,7 +181,7 @@ alloc_run(uv_work_t *work)
         drv_memory_info(gpu->drv, gpu->devices[a->device].drv.uuid, &a->free, &total, NULL);
 }
 
-/* Its result, as the core wants it; the memory, if any, is the worker's now. */
+/* Makes the core's result of a successful allocation. The worker owns the memory from now on. */
 static void
 take_result(struct alloc_work *a, struct core_alloc_result *result)
 {
@@ -250,7 +252,7 @@ alloc_after(uv_work_t *work, int status UNUSED)
     run_waiting(w, d);
 }
 
-/* One at a time: the core sends the next one then, and may have thousands. */
+/* Fails one allocation at a time: the core may have thousands, and sends the next one then. */
 static void
 fail_first(struct worker *w, struct worker_device *d)
 {
@@ -330,7 +332,7 @@ worker_adopt(struct worker *w, const char *device, enum core_kind kind, uint64_t
     while (i < w->gpu->n_devices && strcmp(w->gpu->devices[i].drv.uuid, device) != 0)
         i++;
     if (i == w->gpu->n_devices)
-        return -EINVAL; /* what was there is not had any more */
+        return -EINVAL; /* its device is not there any more */
     r = backing_adopt(&w->backings, kind, i, size, fd, &m->backing, &err);
     if (r < 0) {
         log_error("device %s: %s", device, err.message);

@@ -33,7 +33,7 @@ class Keeper:
             )
         if wait:
             self.connect().close()
-            wait_for(lambda: self.text().endswith("the daemon has gone; 0 kept\n"), "rest")
+            wait_for(lambda: self.text().endswith("the daemon has gone; 0 files kept\n"), "rest")
         self.n_fds = self.count()
 
     def text(self):

@@ -58,7 +58,7 @@ def test_a_pool_that_has_arrays_stays(start):
     with d.client() as c:
         create(c, "p", "x")
         for _ in range(2):  # also the next time
-            assert '[pool "p"] is kept, which the settings have no more: it is in use' in reload(d, AT_ONCE)
+            assert '[pool "p"] is not in the settings any more, and stays: it is in use' in reload(d, AT_ONCE)
             assert pools(c)["p"]["quota"] == 8 * MIB
         c.call("unlink", name="x", pool="p")
         with d.client() as other:  # which holds one that has no name

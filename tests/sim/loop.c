@@ -77,28 +77,28 @@ loop_conns(void)
     return l.conns;
 }
 
-/* Who is held has chosen what is not there yet, and is not in the way of others. */
-void __real_conns_hold(struct conns *set, struct conn *c);
+/* A stalled connection waits for a pool that is not back yet, and delays nobody. */
+void __real_conns_stall(struct conns *set, struct conn *c);
 
-WRAPPED(void, conns_hold, struct conns *set, struct conn *c)
+WRAPPED(void, conns_stall, struct conns *set, struct conn *c)
 {
     struct packet *p = STAILQ_FIRST(&file_get(c->sock)->remote->to_daemon);
 
     l.n_holds++;
     p->n_heard = UINT64_MAX;
     file_list(c->sock, false);
-    __real_conns_hold(set, c);
+    __real_conns_stall(set, c);
 }
 
-void __real_conns_release(struct conns *set);
+void __real_conns_unstall(struct conns *set);
 
-WRAPPED(void, conns_release, struct conns *set)
+WRAPPED(void, conns_unstall, struct conns *set)
 {
     const struct conn *c;
 
-    LIST_FOREACH(c, &set->held, of_held)
+    LIST_FOREACH(c, &set->stalled, of_stalled)
         file_list(c->sock, true);
-    __real_conns_release(set);
+    __real_conns_unstall(set);
 }
 
 bool
