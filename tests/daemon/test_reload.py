@@ -63,7 +63,7 @@ def test_a_pool_that_has_arrays_stays(start):
         c.call("unlink", name="x", pool="p")
         with d.client() as other:  # which holds one that has no name
             create(other, "p")
-            assert "is kept" in reload(d, AT_ONCE)
+            assert "and stays: it is in use" in reload(d, AT_ONCE)
 
 
 def test_a_pool_without_arrays_goes(start):
