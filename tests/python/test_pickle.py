@@ -4,6 +4,7 @@
 import asyncio
 import concurrent.futures
 import copy
+import copyreg
 import gc
 import io
 import multiprocessing
@@ -200,6 +201,35 @@ def test_who_knows_things_by_their_pickles_does_not_know_an_array(client, here):
     with client.create("x", 4, "<i8") as a, a[1:] as part, caid.Reference(a) as reference:
         for x in a, part, reference, pickle.loads(pickle.dumps(reference)):
             assert len({pickle.dumps(x) for _ in range(3)}) == 3
+
+
+class Mine(caid.Array):
+    """A user's class: an array becomes one by its __class__."""
+
+    __slots__ = ()
+
+
+def test_a_subclass_is_pickled_as_an_array_by_any_pickler(client, here, counted, monkeypatch):
+    private = io.BytesIO()
+    pickler = pickle.Pickler(private)
+    pickler.dispatch_table = {}  # knows nothing of copyreg's
+    with client.create("x", 4, "<i8") as a:
+        a.copy_from_host(numpy.arange(4))
+        a.__class__ = Mine
+        pickler.dump(a)
+        messages = [pickle.dumps(a, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+        for message in *messages, private.getvalue(), sent(a):
+            with pickle.loads(message) as b:
+                assert type(b) is caid.Array and b.copy_to_host().tolist() == [0, 1, 2, 3]
+        monkeypatch.setitem(copyreg.dispatch_table, Mine, lambda x: (len, ("own",)))
+        assert pickle.loads(pickle.dumps(a)) == 3
+        with pickle.loads(pickle.dumps(a[1:])) as b:  # an array of the base
+            assert b.copy_to_host().tolist() == [1, 2, 3]
+    unnamed, _ = counted
+    unnamed.__class__ = Mine
+    monkeypatch.undo()
+    with pytest.raises(TypeError, match="no name.*multiprocessing"):
+        pickle.dumps(unnamed)
 
 
 def test_what_cannot_be_pickled_says_why(client, counted):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import copyreg
 import functools
 import os
 import threading
@@ -497,6 +496,6 @@ def _register(reduction):
     reduction.ForkingPickler.register(_arena.Allocation, by_ticket)
 
 
-copyreg.pickle(Array, by_name)
+Array.__reduce__ = by_name  # type: ignore[method-assign]  # here: this folder comes after Array's
 _imports.when_imported("multiprocessing.reduction", _register)
 _imports.when_imported("multiprocessing.util", _pending.leave_with)
