@@ -85,7 +85,7 @@ take_show(struct caid_client *client UNUSED, struct call *base, const void *repl
     return 0;
 }
 
-/* It was left. The name is looked at, then unlinked. */
+/* The call was left. The array that it made under a name is looked up, and then unlinked. */
 static void
 call_over(struct caid_client *client, struct call *base)
 {
@@ -129,7 +129,7 @@ call_for(struct array_request *request)
     return call;
 }
 
-/* Entered. */
+/* The client is entered. */
 static int
 get_leases(struct caid_client *client, struct array_request *request, struct caid_error *error)
 {
@@ -191,8 +191,8 @@ array_request_run(struct caid_client *client, struct array_request *request,
 
 /* ---- closing ---- */
 
-/* Gives the lease back, but for an array that is kept; the daemon is told by the next
- * call_flush(). Under the client's lock. */
+/* Gives the lease back, unless the array is kept. The next call_flush() tells the daemon. Under the
+ * client's lock. */
 static void
 end_lease(struct caid_array *array)
 {
@@ -218,12 +218,12 @@ array_close_now(struct caid_array *array)
 
     client_enter_anyway(client);
     end_lease(array);
-    call_flush(client); /* what does not fit goes later */
+    call_flush(client); /* the rest is sent later */
     client_leave(client);
     array_free(array);
 }
 
-/* Never the client's last reference: its handle is there until the thread has been joined. */
+/* It never drops the client's last reference: the handle exists until the thread is joined. */
 static void
 reap(struct caid_client *client, struct reaped_queue *closed)
 {
@@ -276,7 +276,7 @@ const struct feature array_feature = {.reap = reap,
                                       .take_inventory = arrays_inventory,
                                       .lost_lease = lost_lease};
 
-/* Where the client has no thread, this one waits. */
+/* Has the client's thread wait for the GPU and then end the array; without one, waits here. */
 static void
 close_later(struct caid_array *array)
 {

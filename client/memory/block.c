@@ -12,13 +12,13 @@
 #include "session/client.h"
 #include "session/feature.h"
 
-/* What is kept mapped though nothing lies in it, and how long: blocks as large as small arrays
- * share, as many as there are when arrays come and go by the million. */
+/* An idle block up to IDLE_BLOCK (those that small arrays share) stays mapped for IDLE_NS, all
+ * together up to IDLE_BYTES. */
 #define IDLE_BLOCK (UINT64_C(64) << 20)
 #define IDLE_BYTES (UINT64_C(1) << 30)
 #define IDLE_NS    NSEC_PER_SEC
-/* How long a block may wait for a moment in which no call is under way, until one is made; how
- * many bytes may. */
+/* So long an unmapped block, or so many bytes of them, wait for a moment in which no call is under
+ * way. After that, make_barrier() makes such a moment. */
 #define BARRIER_NS    (100 * NSEC_PER_MSEC)
 #define BARRIER_BYTES (UINT64_C(256) << 20)
 
@@ -62,7 +62,7 @@ block_find(struct block_table *table, uint64_t id)
     return RB_FIND(block_tree, &table->tree, &key);
 }
 
-/* What is too large to be kept goes first. */
+/* A block that is too large to stay mapped is the first in the list. */
 static void
 make_idle(struct block_table *table, struct block *block)
 {
@@ -127,8 +127,8 @@ block_unlease(struct caid_client *client, struct block *block)
 
 /* ---- mapping: all of it under block->lock ---- */
 
-/* What fails half-way leaves the block as it was, or imported but not mapped, which goes with the
- * block. */
+/* After a failure the block is as before, or imported and not mapped; block_free() ends the
+ * import. */
 static int
 fail_map(const struct block *block, int r, const struct drv_error *cause,
          struct caid_error *error)
@@ -153,7 +153,7 @@ import_device(const struct drv *drv, struct block *block, struct caid_error *err
     return 0;
 }
 
-/* In the reservation that is in use, or anywhere. */
+/* Maps the block in the reservation that is in use, or anywhere. */
 static int
 map_anew(struct caid_client *client, struct block *block, struct block_map *map,
          enum vmm_mode mode, int ordinal, struct caid_error *error)
@@ -173,7 +173,7 @@ map_anew(struct caid_client *client, struct block *block, struct block_map *map,
     return 0;
 }
 
-/* Where it was, for all devices that it was for. */
+/* Maps a parked block again at its address, for all devices that it was mapped for. */
 static int
 map_again(struct caid_client *client, struct block *block, struct block_map *map,
           struct caid_error *error)
@@ -312,10 +312,10 @@ block_map(struct caid_client *client, struct block *block, enum vmm_mode mode, u
     return r;
 }
 
-/* ---- what idle blocks come to ---- */
+/* ---- idle blocks ---- */
 
-/* A range that is still registered is not unmapped: the driver would take it for that of what
- * is mapped there next. It is lost instead. */
+/* A range that is still registered must not be unmapped: the driver would take the next mapping
+ * there for registered memory. Its addresses are lost instead. */
 static void
 unmap_pinned(const struct drv *drv, struct pinned_map *map, bool is_gone)
 {
@@ -326,8 +326,8 @@ unmap_pinned(const struct drv *drv, struct pinned_map *map, bool is_gone)
     *map = (struct pinned_map){0};
 }
 
-/* Failures are not reported: the driver may give an earlier launch's error here, and the memory
- * is let go either way. Under block->lock, or by the last one who knows it. */
+/* Failures are not reported: the driver may return an earlier launch's error here, and the memory
+ * is released either way. Under block->lock, or when nobody else has the block. */
 static void
 unmap(struct caid_client *client, struct block *block)
 {
@@ -378,7 +378,7 @@ due(const struct caid_client *client)
     return table->idle_bytes > IDLE_BYTES ? 0 : TAILQ_FIRST(&table->idle)->idle_at;
 }
 
-/* The first of the idle blocks, if it has to go. */
+/* The first idle block, if it is due to be unmapped. */
 static struct block *
 find_due(const struct block_table *table, bool all)
 {
@@ -389,9 +389,9 @@ find_due(const struct block_table *table, bool all)
     return NULL;
 }
 
-/* Only who is tidying frees blocks, so this one is still there when the lock has been dropped.
- * A lease that came before both locks are held keeps the mapping; one that comes later waits
- * for block->lock, to map anew. */
+/* Only the thread that is tidying frees blocks, so the block still exists after the lock has been
+ * dropped. A lease that comes before both locks are taken keeps the mapping. One that comes later
+ * waits for block->lock, and maps the block anew. */
 static void
 unmap_idle(struct caid_client *client, struct block *block)
 {
@@ -413,7 +413,7 @@ unmap_idle(struct caid_client *client, struct block *block)
     pthread_mutex_lock(&client->lock);
 }
 
-/* Takes the blocks that nothing can refer to any more, and tells the daemon before anything
+/* Takes out the blocks that no reply can refer to any more, and tells the daemon before anything
  * else is sent. */
 static void
 forget(struct caid_client *client, struct block_list *ret)
@@ -444,7 +444,7 @@ block_tidy(struct caid_client *client, bool all)
     size_t n = 0;
 
     if (table->tidying)
-        return; /* who is at it finds the rest */
+        return; /* the thread that is tidying finds the rest */
     table->tidying = true;
     while ((block = find_due(table, all)))
         unmap_idle(client, block);
@@ -464,8 +464,8 @@ block_tidy(struct caid_client *client, bool all)
     table->n_freeing -= n;
 }
 
-/* Calls that may refer to blocks come without a pause: new ones are held back until those under
- * way are answered, or one is given up, as whose answer may never come. */
+/* Calls that may refer to blocks are made without a pause. So new ones wait here until all that are
+ * under way are answered, or until one is late: its answer may never come. */
 static void
 make_barrier(struct caid_client *client)
 {
@@ -534,7 +534,7 @@ blocks_abandon(struct caid_client *client)
     }
 }
 
-/* What is kept stays mapped; else all blocks have been freed by now. */
+/* If the client keeps memory, its blocks stay mapped; else all have been freed by now. */
 static void
 blocks_deinit(struct caid_client *client)
 {

@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A block is one allocation of the daemon's that this process holds, however many arrays lie in
- * it. What it is mapped by depends on its kind:
+ * A block is an allocation of the daemon that this process has, with any number of arrays in it.
+ * How it is mapped depends on its kind:
  *
  *   device  an fd, imported once; mapped at most once read-only and once read-write, for as many
  *           devices of this process as ask for it
  *   legacy  a 64-byte handle, opened once, in one primary context
  *   pinned  an fd of host memory, mapped and registered once per mode
  *
- * The hold. The daemon sends a block with the first lease in it and then counts on this client
- * having it, until the client says `forget`. So a block may be forgotten only when no lease in
- * it is left here, nothing is mapped any more, and no open or create is in flight, whose reply
- * might refer to it. What is sent afterwards follows the `forget` on the same socket.
+ * The hold. The daemon sends a block with the first lease in it, and then relies on this client
+ * having it until the client says `forget`. So a block may be forgotten only when no lease in it is
+ * left here, it is not mapped any more, and no open or create is in flight whose reply might refer
+ * to it. Later requests follow the `forget` on the same socket.
  *
- * Life: made when it arrives; idle when it has lost its last lease. A small idle block stays
- * mapped for a while, so that creating and closing in a loop makes no driver call. block_tidy()
- * unmaps idle blocks, and frees them once they can be forgotten: on the client's thread
- * (reaper.h), or, where there is none, on the thread that made it idle. Then nothing is kept
+ * Life: made when it arrives; idle when it has lost its last lease. A small idle block stays mapped
+ * for a while, so that creating and closing in a loop makes no driver call. block_tidy() unmaps
+ * idle blocks, and frees them when they can be forgotten. It runs on the client's thread
+ * (reaper.h), or, where there is none, on the thread that made the block idle; then no block stays
  * idle.
  *
- * What is marked so is under the client's lock. The driver calls (up to milliseconds) are under
- * block->lock: only who needs the same block waits for them. A lease that comes while the block
- * is being unmapped is mapped anew afterwards: fd or handle stay until the block is freed.
+ * The fields so marked are under the client's lock. Driver calls (up to milliseconds) are made
+ * under block->lock: only threads that need the same block wait for them. A lease that comes while
+ * the block is being unmapped maps it anew afterwards: fd or handle stay until the block is freed.
  */
 #pragma once
 
@@ -48,7 +48,7 @@ enum block_kind {
     BLOCK_N_KINDS
 };
 
-/* "device", ...; and back: -1 for others. */
+/* The name of a kind ("device", ...), and the kind of a name; -1: there is none. */
 const char *block_kind_name(enum block_kind kind);
 int block_kind_find(struct msg_str name);
 
@@ -65,8 +65,8 @@ struct block {
     /* Under the client's lock. */
     uint32_t leases;
     uint64_t n_leased; /* leases ever */
-    uint32_t n_given;  /* of them to a call that wants all */
-    uint64_t idle_at;  /* when it goes, as idle; 0: at once */
+    uint32_t n_given;  /* how many of its arrays a call has that wants all of them */
+    uint64_t idle_at;  /* an idle block is unmapped then; 0: at once */
     bool unmapped;     /* idle, and listed in table->unmapped */
     TAILQ_ENTRY(block) idle_entry;
 
@@ -78,14 +78,14 @@ struct block {
 
     struct block_map {
         struct vmm_map vmm;
-        uint64_t places;             /* that vmm is for, a bit each (gpu.h) */
-        struct caid_reservation *in; /* that vmm lies in; NULL: none */
-        atomic_bool parked;          /* as vmm is: for who has no lock */
+        uint64_t places; /* the devices that vmm is mapped for, a bit each (gpu.h) */
+        struct caid_reservation *in; /* the reservation that vmm lies in; NULL: none */
+        atomic_bool parked;          /* whether vmm is parked, for readers without the lock */
         struct pinned_map pinned;
     } maps[2]; /* read-only, read-write */
 
     CUdeviceptr legacy;
-    uint32_t place; /* whose context legacy or pinned memory was opened in */
+    uint32_t place; /* in whose context legacy or pinned memory was opened */
 };
 
 RB_HEAD(block_tree, block);
@@ -94,13 +94,13 @@ TAILQ_HEAD(block_list, block);
 struct block_table { /* under the client's lock */
     struct block_tree tree;
     size_t n;
-    struct block_list idle; /* mapped, in the order in which they go */
+    struct block_list idle; /* mapped, the next to be unmapped first */
     size_t idle_bytes;
     struct block_list unmapped; /* to be forgotten, oldest first */
     size_t unmapped_bytes;
-    uint64_t unmapped_since; /* some wait to be forgotten; 0: tidying has not seen any */
+    uint64_t unmapped_since; /* when tidying first saw blocks in `unmapped`; 0: it has not */
     bool tidying;            /* a thread is in block_tidy() */
-    size_t n_freeing;        /* forgotten, and about to be let go of */
+    size_t n_freeing;        /* forgotten, and about to be freed */
     struct caid_reservation *reservation; /* in which blocks are mapped; NULL: anywhere */
 };
 
@@ -109,7 +109,7 @@ extern const struct feature block_feature;
 void block_table_init(struct block_table *table);
 struct block *block_find(struct block_table *table, uint64_t id);
 
-/* What the daemon says of a block. */
+/* The daemon's description of a block. */
 struct block_spec {
     uint64_t id;
     size_t size;
@@ -119,29 +119,30 @@ struct block_spec {
     uint8_t handle[CU_IPC_HANDLE_SIZE];
 };
 
-/* Adds an idle block that is not here yet, and has to get a lease before the client's lock is
- * let go. -ENOMEM. */
+/* Adds a new block, which is idle. The caller has to give it a lease before it drops the client's
+ * lock. -ENOMEM. */
 int block_add(struct caid_client *client, struct block_spec *spec);
 
 /* One lease more, or less. */
 void block_lease(struct caid_client *client, struct block *block);
 void block_unlease(struct caid_client *client, struct block *block);
 
-/* Unmaps the idle blocks that are due (all: every one), forgets and frees those that can be.
- * Under the client's lock, which it drops meanwhile; the client is held by the caller. */
+/* Unmaps the idle blocks that are due (all: every one), and forgets and frees blocks where that is
+ * possible. Under the client's lock, which it drops meanwhile; the caller has a reference to the
+ * client. */
 void block_tidy(struct caid_client *client, bool all);
 
-/* Waits until the daemon has been told of what was closed by now, and idle blocks are forgotten.
- * Fails when the connection has ended. Not under the client's lock. */
+/* Waits until the daemon has been told of everything that is closed by now, and idle blocks are
+ * forgotten. Fails when the connection has ended. Not under the client's lock. */
 int block_drain(struct caid_client *client, struct caid_error *error);
 
 struct block_address {
     CUdeviceptr ptr;
-    void *host; /* NULL: not the host's to reach */
+    void *host; /* NULL: the host cannot reach it */
 };
 
-/* The block's address in this process, for the device at `place`: imported and mapped now where
- * it was not yet, or is parked. The caller has a lease in it and does not hold the client's
+/* The block's address in this process, for the device at `place`. Imports and maps the block if
+ * that has not been done, or if it is parked. The caller has a lease in it, and not the client's
  * lock. */
 int block_map(struct caid_client *client, struct block *block, enum vmm_mode mode,
               uint32_t place, struct block_address *ret, struct caid_error *error);

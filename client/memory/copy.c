@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies between strided layouts. Dimensions are brought into the order of the destination's
- * memory and merged where both sides allow it; what is left is rows of bytes. One dimension of
- * rows becomes a 2D copy of the driver's, the others are looped over. So two layouts of the
- * same order cost one driver call, and a transposition costs one for each column.
+ * Copies between strided layouts. The dimensions are put into the order of the destination's
+ * memory, and merged where both sides allow it; the rest are rows of bytes. One dimension of rows
+ * becomes a 2D copy of the driver; the others are looped over. So two layouts of the same order
+ * cost one driver call, and a transposition costs one for each column.
  *
- * A copy of one element of the host's to all elements is a fill: a row is set by one memset where
- * the element consists of a word over and over, else by copies of what is there already to what
- * comes after it, twice as much each time, and so are the other rows.
+ * A copy of one element in host memory to all elements is a fill. If the element repeats one word,
+ * a row is set by one memset. Else the part of the row that is filled is copied to the part behind
+ * it, which doubles it each time. The other rows are copies of the filled ones, doubled likewise.
  *
- * Without a stream of the caller's the legacy default one is used, and waited for.
+ * If the caller gives no stream, the legacy default stream is used and waited for.
  */
 #include <errno.h>
 #include <string.h>
@@ -49,8 +49,8 @@ is_inside(const struct dim *a, const struct dim *b)
     return magnitude(a->src) < magnitude(b->src);
 }
 
-/* Keeps the dimensions in order of their steps; one of one element is never stepped along, and one
- * that leads nowhere is the same copy again. */
+/* Adds a dimension in the order of steps. Left out is a dimension of one element, which has no
+ * step, and one whose steps are 0, which would repeat the same copy. */
 static void
 plan_add(struct plan *plan, struct dim dim)
 {
@@ -72,7 +72,7 @@ plan_remove(struct plan *plan, uint32_t at)
         plan->dims[i] = plan->dims[i + 1];
 }
 
-/* Whether stepping once along outer is stepping through all of inner. */
+/* Whether one step along outer is as long as all steps of inner. */
 static bool
 is_continued(const struct dim *outer, const struct dim *inner)
 {
@@ -140,7 +140,8 @@ is_fill(const struct caid_copy *copy)
     return true;
 }
 
-/* All elements are alike: their order is that of the memory, and rows may be made of rows. */
+/* All elements are equal, so any order will do: negative steps are turned around, and dimensions
+ * are merged by the destination's steps alone. */
 static void
 plan_fill(struct plan *plan)
 {
@@ -155,7 +156,7 @@ plan_fill(struct plan *plan)
     plan_merge(plan);
 }
 
-/* What is left of a fill when its rows are taken out: copies of the first rows. */
+/* The rest of a fill, when its first rows are taken out: copies of these rows. */
 static void
 plan_repeat(struct plan *plan)
 {
@@ -188,14 +189,14 @@ plan_take_rows(struct plan *plan)
 
 struct copier {
     const struct drv *drv; /* NULL: from host to host */
-    bool enqueues;         /* on stream; nobody waits for it here */
+    bool enqueues;         /* on stream, without waiting for it */
     CUstream stream;
     bool dst_on_host, src_on_host;
     const unsigned char *element; /* of a fill, element_size bytes; NULL: it copies */
     size_t element_size;
     size_t width;
     struct dim rows;
-    const char *call; /* the driver's, that was made last */
+    const char *call; /* the driver call that was made last */
 };
 
 static void *
@@ -245,8 +246,8 @@ rows_2d(const struct copier *c, uint64_t dst, uint64_t src)
     return copy;
 }
 
-/* The unaligned form where there is one: the others may refuse a pitch that cuMemAllocPitch would
- * not give. */
+/* Uses the unaligned form where there is one: other forms may refuse a pitch that cuMemAllocPitch
+ * would not return. */
 static CUresult
 copy_rows_2d(struct copier *c, uint64_t dst, uint64_t src)
 {
@@ -285,7 +286,7 @@ copy_rows(struct copier *c, uint64_t dst, uint64_t src)
     return result;
 }
 
-/* Bytes of the word that the element consists of, over and over; 0: none that a memset sets. */
+/* The bytes of the word that the element repeats; 0: there is none that a memset can set. */
 static size_t
 word_size(const struct copier *c, uint64_t dst)
 {
@@ -336,7 +337,7 @@ fill_row(struct copier *c, uint64_t dst)
     }
 }
 
-/* After that the copier copies: these rows to all others. */
+/* Fills the first rows. After that the copier copies these rows to all others. */
 static CUresult
 fill_rows(struct copier *c, uint64_t dst)
 {
@@ -354,8 +355,8 @@ fill_rows(struct copier *c, uint64_t dst)
     return result;
 }
 
-/* Loops over what is left, the innermost dimension fastest. Steps add modulo 2^64, so that
- * negative ones need nothing special. */
+/* Loops over the other dimensions, the innermost one fastest. Steps are added modulo 2^64, which is
+ * right for negative ones, too. */
 static CUresult
 copy_loop(struct copier *c, const struct plan *plan)
 {
@@ -382,8 +383,8 @@ copy_loop(struct copier *c, const struct plan *plan)
     }
 }
 
-/* Waits in any case: what was started before a failure still uses the caller's memory. An array
- * is copied by the device that it is mapped for. */
+/* Waits also after a failure: copies that were started before it still use the caller's memory. An
+ * array is copied by the device that it is mapped for. */
 static int
 copy_on_gpu(struct caid_client *client, struct copier *c, const struct plan *plan,
             const struct caid_copy *copy, const struct caid_array *array,
@@ -404,7 +405,7 @@ copy_on_gpu(struct caid_client *client, struct copier *c, const struct plan *pla
     return gpu_result(c->drv, c->call, result, "cannot copy", error);
 }
 
-/* What was enqueued before a failure comes before what is enqueued next. */
+/* Does not wait after a failure: copies that were enqueued before it run before any later work. */
 static int
 copy_on_stream(struct caid_client *client, struct copier *c, const struct plan *plan,
                const struct caid_copy *copy, struct caid_error *error)
@@ -415,7 +416,7 @@ copy_on_stream(struct caid_client *client, struct copier *c, const struct plan *
     int r = stream_enter(client, copy->stream, copy->device, &stream, error);
     if (r < 0)
         return r;
-    if (c->dst_on_host && c->src_on_host) { /* nothing to enqueue: it is waited for instead */
+    if (c->dst_on_host && c->src_on_host) { /* the host copies, when the stream has drained */
         c->call = "cuStreamSynchronize";
         result = stream.drv->cu.cuStreamSynchronize(stream.handle);
     } else {
@@ -430,7 +431,7 @@ copy_on_stream(struct caid_client *client, struct copier *c, const struct plan *
     return r;
 }
 
-/* array NULL: none is known to be a part of it. */
+/* array: the array that is copied from or to; NULL: not known. */
 static int
 copy_run(struct caid_client *client, const struct caid_copy *copy, uint64_t itemsize,
          const struct caid_array *array, struct caid_error *error)

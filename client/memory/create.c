@@ -39,7 +39,7 @@ static void
 fill_params(struct msg_create_params *ret, const struct caid_create_options *o,
             const char *uuid)
 {
-    static const int64_t none; /* a list of no elements is there, and not NULL */
+    static const int64_t none; /* an empty list is not NULL */
 
     *ret = (struct msg_create_params){
         .name = msg_str_opt(o->name),
@@ -57,7 +57,7 @@ fill_params(struct msg_create_params *ret, const struct caid_create_options *o,
     };
 }
 
-/* How much this client has given back, ever. */
+/* How many arrays and blocks this client has given back, ever. */
 static uint64_t
 n_freed(struct caid_client *client)
 {
@@ -76,7 +76,7 @@ has_bytes(const struct caid_create_options *options)
     return true;
 }
 
-/* What can be known here of whether the array can be mapped, before there is one. */
+/* Checks whether the array could be mapped, as far as that is known before it is made. */
 static int
 check_place(struct caid_client *client, const struct caid_create_options *options,
             struct caid_error *error)
@@ -87,8 +87,8 @@ check_place(struct caid_client *client, const struct caid_create_options *option
                               : 0;
 }
 
-/* Unlinks the array that was made under the name but could not be mapped, unless the name has
- * gone to another one: that is looked at first, which leaves a small window. */
+/* Unlinks the name of an array that could not be mapped, unless another array has the name by now.
+ * That is looked up before, so that a short time remains in which the name may change. */
 static void
 take_name_back(struct caid_client *client, const struct caid_create_options *options,
                uint64_t generation)
@@ -134,8 +134,8 @@ create(struct caid_client *client, const struct caid_create_options *options,
     return r;
 }
 
-/* A create that the daemon refuses for want of something tries once more, if this client had
- * some of it. */
+/* Where the daemon refuses a create for want of something, the client gives back what it has of it,
+ * and tries once more. */
 static int
 create_or_retry(struct caid_client *client, const struct caid_create_options *options,
                 struct caid_array **ret, struct caid_error *error)

@@ -8,14 +8,14 @@
 #include "session/client.h"
 #include "session/stream.h"
 
-/* Until a context in which a stream captures a graph is asked again. */
+/* The pause before a context in which a stream captures a graph is asked again. */
 #define CAPTURE_PAUSE_NS 2000000
 
-/* Contexts that are known to have drained; more than these are waited for again. */
+/* So many contexts are remembered as drained; others are waited for again. */
 #define N_DRAINED 8
 
 struct drained {
-    uint64_t places; /* whose primary context has, a bit each */
+    uint64_t places; /* whose primary context has drained, a bit each */
     CUcontext contexts[N_DRAINED];
     size_t n;
 };
@@ -26,7 +26,7 @@ has_memory(const struct caid_array *array)
     return array->block || array->managed;
 }
 
-/* One of which nothing can be learnt may be. */
+/* Where the driver cannot say, the context counts as active, unless it is dead. */
 static bool
 primary_is_active(const struct drv *drv, const struct gpu_device *device)
 {
@@ -39,8 +39,8 @@ primary_is_active(const struct drv *drv, const struct gpu_device *device)
     return result == CUDA_SUCCESS ? active : !gpu_is_dead(result);
 }
 
-/* A bit for each place whose primary context may use the array: that of any device where the
- * memory is every context's. */
+/* A bit for each place whose primary context may use the array. Managed and pinned memory may be
+ * used by those of all devices. */
 static uint64_t
 active_primaries(const struct caid_array *array)
 {
@@ -74,9 +74,9 @@ stream_done(const struct drv *drv, const char *call, CUresult result, struct cai
     return gpu_result(drv, call, result, "cannot wait for a stream", error);
 }
 
-/* Makes the stream's context current, until gpu_pop(). The default streams are those of the
- * thread's current context, or of the primary one. *ret_result is not SUCCESS when the context
- * is dead, and then nothing has been pushed. */
+/* Makes the stream's context current, until gpu_pop(). A default stream is that of the thread's
+ * current context, or of the primary one. If the context is dead, *ret_result is not SUCCESS, and
+ * nothing has been pushed. */
 static int
 push_stream(struct caid_array *array, uint64_t stream, CUresult *ret_result,
             struct caid_error *error)
@@ -101,8 +101,8 @@ push_stream(struct caid_array *array, uint64_t stream, CUresult *ret_result,
     return gpu_is_dead(result) ? 0 : stream_done(drv, call, result, error);
 }
 
-/* An event that is recorded while its stream captures is a part of the graph: nobody can wait
- * for it. */
+/* An event that is recorded while its stream captures becomes a part of the graph, and cannot be
+ * waited for. */
 static int
 check_not_capturing(const struct drv *drv, uint64_t stream, struct caid_error *error)
 {
@@ -160,8 +160,8 @@ drain_note_stream(struct caid_array *array, uint64_t stream, struct caid_error *
 
 /* ---- waiting ---- */
 
-/* A context in which a stream captures a graph cannot be waited for, and says nothing of the
- * work that it has. False: it is not known to have drained. */
+/* A context in which a stream captures a graph cannot be waited for, nor asked for its work. false:
+ * it may not have drained. */
 static bool
 wait_context(struct caid_client *client, CUcontext context, struct drained *drained)
 {
@@ -179,8 +179,8 @@ wait_context(struct caid_client *client, CUcontext context, struct drained *drai
     return gpu_is_over(result);
 }
 
-/* Held only meanwhile: the program may want to be rid of it. One that has gone is not made
- * anew. */
+/* Retains the primary context only for the wait: the program may want to release it. One that is
+ * not active is not made anew. */
 static bool
 wait_primary(struct caid_client *client, struct gpu_device *device, struct drained *drained)
 {
@@ -219,14 +219,14 @@ wait_event(const struct drv *drv, const struct caid_array *array)
     CUresult result = drv->cu.cuCtxPushCurrent(array->drain.context);
 
     if (result != CUDA_SUCCESS)
-        return gpu_is_gone(result); /* and the event with it */
+        return gpu_is_gone(result); /* the event has gone with its context */
     result = drv->cu.cuEventSynchronize(array->drain.event);
     drv->cu.cuEventDestroy(array->drain.event);
     gpu_pop(drv);
     return gpu_is_over(result);
 }
 
-/* False: work may still use it. */
+/* false: GPU work may still use the array. */
 static bool
 drain_array(struct caid_client *client, struct caid_array *array, struct drained *drained)
 {

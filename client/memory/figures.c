@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Figures and what moves them: tickets, devices, the deallocation queues. Nothing is
- * kept of them here.
+ * Calls about tickets, devices' memory and the deallocation queues. The client keeps no state for
+ * them.
  */
 #include <errno.h>
 
@@ -90,7 +90,7 @@ caid_flush(struct caid_client *client, int32_t device, struct caid_flushed *ret,
             params.device = MSG_STR(uuid);
     }
     if (r == 0)
-        r = block_drain(client, error); /* what was closed is to be among it */
+        r = block_drain(client, error); /* the flush is to include what is closed by now */
     if (r == 0)
         r = reply_get(&reply, client, MSG_FLUSH, &params, &result, error);
     if (r < 0 || !ret)
@@ -130,7 +130,7 @@ take_end(struct caid_client *client, struct call *call UNUSED, const void *resul
     return 0;
 }
 
-/* A begin that was left is ended once it has begun. */
+/* A begin that was left is ended when the daemon has carried it out. */
 static void
 begin_over(struct caid_client *client, struct call *call)
 {

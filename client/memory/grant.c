@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Taking a reply that grants leases. Nothing in it is believed: every number is checked against
- * what was asked for, what came along, and what is here.
+ * Takes a reply that grants leases. The daemon is not trusted: every number is checked against the
+ * request, against the fds in the packet, and against the blocks that are here.
  */
 #include <errno.h>
 #include <string.h>
@@ -31,7 +31,8 @@ handle_put(uint8_t ret[CU_IPC_HANDLE_SIZE], const uint64_t words[HANDLE_WORDS])
         ret[i] = (uint8_t)(words[i / 8] >> 8 * (i % 8));
 }
 
-/* A block that is here already is the same one: an fd is a second one (block.h). */
+/* A block that is here already must be the same: the fd that came is a second one of it (block.h).
+ * */
 static int
 keep_block(struct caid_client *client, struct block_spec *spec)
 {
@@ -87,8 +88,8 @@ is_leased(const struct msg_arrays_result *result, uint64_t block)
     return false;
 }
 
-/* Whether an array lies in each block: what is kept of blocks has room for as many as there are
- * leases (lease.h). */
+/* Whether an array lies in each block: the tables have room for as many blocks as leases
+ * (lease.h). */
 static bool
 blocks_are_leased(const struct msg_arrays_result *result)
 {
@@ -131,7 +132,8 @@ array_fits(const struct msg_array *m, const struct geometry *g, const struct blo
     return block && m->offset <= block->size && g->span <= block->size - m->offset;
 }
 
-/* The index of the array's device: its block's, or what is said. */
+/* The index of the array's device: its block's or, without a block, that of the reply. -1: the two
+ * differ, or there is none. */
 static int32_t
 array_device(const struct caid_client *client, const struct msg_array *m,
              const struct block *block)
@@ -143,7 +145,7 @@ array_device(const struct caid_client *client, const struct msg_array *m,
     return !m->device.p || device == block->device ? block->device : -1;
 }
 
-/* What `memory` says, as a static string; NULL where it cannot be so. */
+/* The array's `memory`, as a static string; NULL: it does not fit the block. */
 static const char *
 array_memory(const struct msg_array *m, const struct block *block)
 {
@@ -222,7 +224,7 @@ take_arrays(struct caid_client *client, const struct msg_arrays_result *result,
         int r = take_array(client, &result->arrays[i], result->pool, request, i);
         if (r < 0) {
             while (i-- > 0)
-                /* never the client's last reference: a call runs */
+                /* it never drops the client's last reference: a call runs */
                 array_free(request->arrays[i]);
             return r;
         }
@@ -232,7 +234,7 @@ take_arrays(struct caid_client *client, const struct msg_arrays_result *result,
 
 /* ---- the reply ---- */
 
-/* Gives back what there was no memory for, or nobody waits for any more. */
+/* Gives back leases for which there was no memory, or whose caller has left. */
 static void
 return_leases(struct caid_client *client, const struct msg_arrays_result *result)
 {
@@ -254,7 +256,7 @@ array_take(struct caid_client *client, struct call *base, const void *reply,
         return -EPROTO;
     int r = take_blocks(client, result, fds);
     if (r == -ENOMEM) {
-        /* The daemon counts on us having it: only the connection's end tells otherwise. */
+        /* The daemon relies on us having the block: only the connection's end corrects that. */
         client_lose(client, CAID_ERR_DISCONNECTED, "%s: no memory for a block: hung up",
                     client->socket);
         return fail_again(&base->error, &client->lost);

@@ -44,7 +44,7 @@ lease_unreserve(struct caid_client *client, size_t n)
     client->leases->n -= n;
 }
 
-/* ---- what is told ---- */
+/* ---- telling the daemon ---- */
 
 void
 lease_return(struct caid_client *client, uint64_t lease)
@@ -87,7 +87,7 @@ has_unsent(const struct caid_client *client)
 static int
 flush(struct caid_client *client)
 {
-    static const uint64_t none; /* a list of no elements is there, and not NULL */
+    static const uint64_t none; /* an empty list is not NULL */
     struct lease_table *table = client->leases;
 
     while (client->lost.code == 0 && has_unsent(client)) {
@@ -113,14 +113,14 @@ lost(struct caid_client *client)
     client->leases->n_closing = client->leases->n_forget = 0;
 }
 
-/* What was closed before is not claimed. */
+/* The inventory lacks leases that were closed before, so nothing is sent about them. */
 static void
 leases_inventory(struct caid_client *client, struct inventory *inventory UNUSED)
 {
     lost(client);
 }
 
-/* Its array was closed while the claims were told. */
+/* A lease is lost whose array was closed while the inventory was sent: it is not returned. */
 static void
 lost_lease(struct caid_client *client, uint64_t lease)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Arrays of managed memory (cuMemAllocManaged): of this process alone, with no lease, no block
- * and no name. The daemon has no part in them. They hold the client, as all arrays do, and
- * through it the primary context that the memory was made in.
+ * Arrays of managed memory (cuMemAllocManaged), which belong to this process alone: the daemon does
+ * not know them, and they have no lease, no block and no name. As all arrays they have a reference
+ * to the client, and so to the primary context that the memory was made in.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "geometry.h"
 #include "session/client.h"
 
-/* What cuMemAllocManaged() aligns to at least. */
+/* The least alignment of cuMemAllocManaged(). */
 #define MANAGED_ALIGNMENT 512
 
 static int
@@ -59,7 +59,7 @@ describe(struct caid_client *client, const struct caid_create_options *o,
     return array_new(client, &spec);
 }
 
-/* Gives the array its memory; more than it needs where it is to be aligned more than usual. */
+/* Allocates the array's memory, with room to align it where that needs more than usual. */
 static int
 allocate(struct caid_client *client, const struct caid_create_options *o, uint64_t span,
          struct caid_array *array, struct caid_error *error)

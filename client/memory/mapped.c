@@ -18,7 +18,7 @@ check_given(struct caid_array *const *arrays, size_t n, struct caid_error *error
     return CHECK_CLIENT_OF(arrays[0], error);
 }
 
-/* Whether all that lies in their blocks is among them; what was closed is not there any more. */
+/* Whether the arrays include all that lie in their blocks. Closed arrays do not count. */
 static int
 check_whole(struct caid_client *client, struct caid_array *const *arrays, size_t n,
             struct caid_error *error)

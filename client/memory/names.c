@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names, of which nothing is kept here. What there is of them: session/query.c. */
+/* Changes of names and sets; the client keeps no state for them. Lists of them: session/query.c. */
 #include <errno.h>
 
 #include "array.h"

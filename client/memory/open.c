@@ -53,16 +53,16 @@ names_that_fit(const struct caid_client *client, const struct msg_str *names, si
     return i;
 }
 
-/* What is asked for, and where. */
+/* An open of many arrays. */
 struct opening {
     struct caid_client *client;
     const struct caid_open_options *options;
-    const struct msg_str *names; /* or keys of: */
+    const struct msg_str *names; /* or keys of a set: */
     uint64_t of;                 /* the lease on a set, or 0 */
     const char *set;             /* its name, or NULL */
 };
 
-/* Opens the first n of them from `from` on, as many as the daemon grants at once. */
+/* Opens up to n arrays from `from` on, as many as the daemon grants in one reply. */
 static int
 open_some(const struct opening *o, struct caid_array **arrays, size_t from, size_t n,
           size_t *ret_n, struct caid_error *error)
@@ -160,7 +160,7 @@ open_named(struct opening *o, struct caid_array **ret_arrays, const char *const 
     return r;
 }
 
-/* Of a set where one is given: then the names are keys. */
+/* set: NULL, or a set of which the names are keys. */
 static int
 open_many(struct caid_client *client, const struct caid_array *set,
           struct caid_array **ret_arrays, const char *const *names, size_t n,
@@ -205,7 +205,7 @@ caid_set_open_many(struct caid_array *set, struct caid_array **ret_arrays,
     return r < 0 ? r : open_many(set->client, set, ret_arrays, keys, n, options, error);
 }
 
-/* An array whose name is not known here. */
+/* Opens an array whose name is not known here. */
 static int
 open_unnamed(struct caid_client *client, enum msg_method method, const void *params,
              bool readonly, const char *device_uuid, struct caid_array **ret,

@@ -12,10 +12,10 @@
 
 struct part {
     RB_ENTRY(part) of_ids, of_hooks;
-    TAILQ_ENTRY(part) entry; /* of the list that it is in, once it has been told */
+    TAILQ_ENTRY(part) entry; /* in its list, after the daemon has reported it */
     uint64_t id;
     struct part_hook hook; /* released NULL: none, or forgotten */
-    bool named; /* by the answer that is being read, or by one that ended the connection */
+    bool named; /* in the answer that is being read, or in one that ended the connection */
     bool reported;
     void (*gone)(void *userdata);
     void *userdata;
@@ -60,8 +60,7 @@ find_part(struct part_table *table, uint64_t id)
     return RB_FIND(part_ids, &table->live, &key);
 }
 
-/* Puts it in under the id that the daemon gave it, and has the request sent by the next
- * call_flush(). */
+/* Adds the part under the id that the daemon gave it. The next call_flush() sends the request. */
 static void
 part_add(struct caid_client *client, struct part *part, uint64_t id)
 {
@@ -71,7 +70,7 @@ part_add(struct caid_client *client, struct part *part, uint64_t id)
     RB_INSERT(part_ids, &table->live, part);
     if (part->hook.released)
         RB_INSERT(part_hooks, &table->hooked, part);
-    call_queue(client, &table->request); /* unless it is under way */
+    call_queue(client, &table->request); /* nothing happens if it is under way */
 }
 
 static void
@@ -82,7 +81,7 @@ drop_hook(struct part_table *table, struct part *part)
     part->hook.released = NULL;
 }
 
-/* Its hook has run, or there is none. */
+/* The hook has run, or there is none: `gone` is next. */
 static void
 pass_on(struct part_table *table, struct part *part)
 {
@@ -94,7 +93,8 @@ pass_on(struct part_table *table, struct part *part)
 
 /* ---- the request ---- */
 
-/* Whether each is one that may be told, and is told once. Else nothing is. */
+/* Whether all ids are of living parts, and none comes twice. If not, the answer counts for nothing.
+ * */
 static bool
 name_all(struct part_table *table, struct msg_u64s ids)
 {
@@ -104,7 +104,7 @@ name_all(struct part_table *table, struct msg_u64s ids)
             return false;
         part->named = true;
     }
-    return ids.n > 0; /* no news: asking again would go on for ever */
+    return ids.n > 0; /* an empty answer would be asked for again for ever */
 }
 
 static void
@@ -145,7 +145,7 @@ take_parts(struct caid_client *client, struct call *call UNUSED, const void *rep
     return 0;
 }
 
-/* A daemon that refuses to tell is asked again when there is another part. */
+/* Where the daemon has refused, it is asked again when there is another part. */
 static void
 request_over(struct caid_client *client, struct call *request)
 {
@@ -158,7 +158,7 @@ request_over(struct caid_client *client, struct call *request)
         client_raise_fd(client);
     } else if (!RB_EMPTY(&table->live)) {
         call_queue(client, request);
-        call_flush(client); /* else it goes with the next call */
+        call_flush(client); /* what the socket does not take goes with the next call */
     }
 }
 
@@ -179,7 +179,7 @@ part_table_init(struct part_table *table)
                                    .over = request_over};
 }
 
-/* ---- telling ---- */
+/* ---- calling back ---- */
 
 static void
 run_hook(struct caid_client *client, struct part *part)
@@ -207,7 +207,7 @@ run_hooks(struct caid_client *client)
         run_hook(client, part);
 }
 
-/* Calls back for the first of the list, and frees it. */
+/* Calls back for the first part of the list, and frees it. */
 static void
 call_back(struct caid_client *client, struct part_list *list)
 {
@@ -221,7 +221,7 @@ call_back(struct caid_client *client, struct part_list *list)
     pthread_mutex_lock(&client->lock);
 }
 
-/* No more than have gone by now: a callback may publish the next one. */
+/* Calls back only for the parts that have gone by now: a callback may publish further ones. */
 static void
 call_back_all(struct caid_client *client)
 {
@@ -235,7 +235,7 @@ call_back_all(struct caid_client *client)
         call_back(client, gone);
 }
 
-/* The fd may have been lowered for what has gone on to the next list since. */
+/* The fd may have been lowered while parts went on to the next list. */
 static void
 raise_again(struct caid_client *client)
 {
@@ -275,8 +275,8 @@ part_poll(struct caid_client *client)
     client_leave(client);
 }
 
-/* News of others are left to caid_client_dispatch(): the fd stays raised for them. It is not
- * raised anew, which would wake a thread that waits for edges. */
+/* Other news are left to caid_client_dispatch(): the fd stays raised for them. It is not raised
+ * anew, since that would wake a thread that waits for edges. */
 int
 caid_client_dispatch_parts(struct caid_client *client, struct caid_error *error)
 {
@@ -295,7 +295,7 @@ caid_client_dispatch_parts(struct caid_client *client, struct caid_error *error)
 
 /* ---- ending ---- */
 
-/* One that waits for its hook goes on to what comes after that. */
+/* A part that waits for its hook goes on to its `gone`. */
 static void
 forget_hook(struct part_table *table, struct part *part)
 {
@@ -306,7 +306,7 @@ forget_hook(struct part_table *table, struct part *part)
     pass_on(table, part);
 }
 
-/* The next one with this userdata that is not before the given one, or NULL. */
+/* A part whose hook has this userdata, or NULL. */
 static struct part *
 find_hook(struct part_table *table, const void *userdata)
 {
@@ -343,7 +343,7 @@ part_forget(struct caid_client *client, const void *hook_userdata)
     pthread_mutex_unlock(&client->lock);
 }
 
-/* Nothing is told any more, so only hooks that other threads run are left to wait for. */
+/* The daemon reports nothing any more, so only hooks that other threads run are waited for. */
 void
 part_close_all(struct caid_client *client)
 {
@@ -375,7 +375,7 @@ free_list(struct part_list *list)
     }
 }
 
-/* Frees what is left, and calls nobody. */
+/* Frees all parts, and calls nobody back. */
 static void
 parts_abandon(struct caid_client *client)
 {
@@ -411,9 +411,9 @@ const struct feature part_feature = {
 
 struct publishing {
     struct call call;
-    struct part *part; /* taken with the reply */
+    struct part *part; /* the table's after the reply */
     uint64_t generation;
-    bool sent; /* by a ticket: it has no name */
+    bool sent; /* by a ticket, without a name */
 };
 
 static int
@@ -425,7 +425,7 @@ take_publish_part(struct caid_client *client, struct call *call, const void *rep
     struct part *part = publishing->part;
 
     if ((result->generation == 0) != publishing->sent || result->part <= client->parts->last)
-        return -EPROTO; /* there is or was one of that id, or a higher one */
+        return -EPROTO; /* ids grow: that one, or a higher one, has been used */
     if (call->left && part->hook.released)
         RB_REMOVE(part_hooks, &client->parts->hooked, part);
     part_add(client, part, result->part);
@@ -434,7 +434,7 @@ take_publish_part(struct caid_client *client, struct call *call, const void *rep
     return 0;
 }
 
-/* It was left. */
+/* The call was left. */
 static void
 publish_over(struct caid_client *client, struct call *call)
 {
@@ -452,9 +452,9 @@ publish_over(struct caid_client *client, struct call *call)
     }
 }
 
-/* The program is told of nothing more; but the daemon will name the part, and the hook is told when
- * nobody can reach it, or there is none. Until then it can be forgotten, and has a number that no
- * part gets. */
+/* The program is not called back. But the daemon may report the part, so the hook is called when
+ * nobody can reach the part, or when there is none. Until the reply comes, the hook can be
+ * forgotten: the part is in the table of hooks under an id that no part gets. */
 static void
 publishing_leave(struct caid_client *client, struct publishing *publishing)
 {
@@ -495,7 +495,7 @@ static void
 fill_params(struct msg_publish_part_params *ret, const struct caid_array *array,
             uint64_t offset, const char *name, const struct caid_part_options *o)
 {
-    static const int64_t none; /* a list of no elements is there, and not NULL */
+    static const int64_t none; /* an empty list is not NULL */
 
     *ret = (struct msg_publish_part_params){
         .lease = array->lease,
@@ -511,8 +511,8 @@ fill_params(struct msg_publish_part_params *ret, const struct caid_array *array,
     };
 }
 
-/* Whether the daemon has been asked, and has not said no. What kept the request from being sent
- * is not in call->error; a lost connection's codes are no answers. */
+/* Whether the daemon has the request, and has not refused it. call->error has the daemon's refusal
+ * or the end of the connection, not a failure to send. */
 static bool
 is_unknown(const struct call *call)
 {
@@ -529,7 +529,7 @@ publishing_free(struct publishing *publishing)
     free(publishing);
 }
 
-/* Takes it. Entered. */
+/* Takes over the publishing. The client is entered. */
 static int
 part_publish_run(struct caid_client *client, struct publishing *publishing,
                  uint64_t *ret_generation, bool *ret_unknown, struct caid_error *error)
@@ -541,7 +541,7 @@ part_publish_run(struct caid_client *client, struct publishing *publishing,
     if (r == 0 && ret_generation)
         *ret_generation = publishing->generation;
     if (r == 0)
-        call_flush(client); /* else it goes with the next call */
+        call_flush(client); /* what the socket does not take goes with the next call */
     else if (call->error.code == CAID_ERR_UNKNOWN_METHOD)
         fail(error, CAID_ERR_UNKNOWN_METHOD,
              "%s: the daemon is too old to publish a part of an array", client->socket);

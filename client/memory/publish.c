@@ -12,11 +12,11 @@
 struct publishing {
     struct call call;
     struct caid_array *array;
-    struct array_text **text; /* taken with the reply */
+    struct array_text **text; /* the array's after the reply */
     uint64_t *ret_generation; /* or NULL */
 };
 
-/* Who asks from another thread sees all of it or nothing. */
+/* Another thread that reads the info sees all of the change or nothing. */
 static void
 apply(struct caid_array *array, struct array_text *text, uint64_t generation)
 {
@@ -32,8 +32,8 @@ apply(struct caid_array *array, struct array_text *text, uint64_t generation)
     atomic_store_explicit(&array->current, &text->info, memory_order_release);
 }
 
-/* Applied here, in the order in which the daemon did it; not where the call was left: its caller
- * may have closed the array. */
+/* Applies the change in the order in which the daemon did. Not if the call was left: its caller may
+ * have closed the array. */
 static int
 take_publish(struct caid_client *client UNUSED, struct call *call, const void *reply,
              struct call_fds *fds UNUSED)
@@ -42,7 +42,7 @@ take_publish(struct caid_client *client UNUSED, struct call *call, const void *r
     const struct msg_publish_result *result = reply;
 
     if (result->generation == 0)
-        return -EPROTO; /* what became of the name is not known */
+        return -EPROTO; /* a published name has a generation */
     if (call->left)
         return 0;
     if (publishing->ret_generation)
@@ -68,7 +68,8 @@ check_publish(const struct caid_array *array, const char *name,
     return r;
 }
 
-/* Room for both strings, made before the daemon is asked: afterwards nothing may fail. */
+/* Room for both strings. It is made before the daemon is asked, since nothing may fail after that.
+ * */
 static struct array_text *
 text_new(struct msg_str name, struct msg_str metadata)
 {

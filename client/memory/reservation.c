@@ -9,7 +9,7 @@
 #include "session/client.h"
 
 struct caid_reservation {
-    struct caid_client *client; /* the caller's reference holds it */
+    struct caid_client *client; /* the caller's reservation has a reference to it */
     CUdeviceptr ptr;
     size_t size;
     size_t used; /* bytes, under the client's lock */

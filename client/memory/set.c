@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* caid_publish_many(): a set is made, filled and published; nobody else sees it before. */
+/* caid_publish_many(): makes a set, fills it and publishes it; nobody else sees it before that. */
 #include <errno.h>
 
 #include "array.h"
 #include "drain.h"
 #include "session/client.h"
 
-#define LEASE_BYTES 9 /* of a stage request, at most */
+#define LEASE_BYTES 9 /* the most bytes of a lease in a stage request */
 
 static int
 check_many(struct caid_client *client, const char *name, const char *const *keys,
@@ -24,7 +24,7 @@ check_many(struct caid_client *client, const char *name, const char *const *keys
     return r;
 }
 
-/* What lies in the arrays is whole from here on. Those of one device have the same contexts. */
+/* Waits for the work that writes the arrays. Arrays of one device have the same contexts. */
 static int
 settle_all(const struct caid_client *client, struct caid_array *const *arrays, size_t n,
            uint64_t stream, struct caid_error *error)
@@ -99,7 +99,7 @@ caid_publish_many(struct caid_client *client, const char *name, const char *cons
         r = make_empty(client, caid_array_get_info(arrays[0])->pool, &set, error);
     if (r < 0)
         return r;
-    opts.struct_size = sizeof(opts); /* they may have been NULL */
+    opts.struct_size = sizeof(opts); /* 0 where options was NULL */
     r = stage_all(set, keys, arrays, n, error);
     if (r == 0)
         r = caid_array_publish(set, name, &opts, ret_generation, error);

@@ -20,14 +20,14 @@ struct caid_watch {
     uint32_t refs;
     TAILQ_ENTRY(caid_watch) all, news;
     struct call request;
-    bool is_news; /* is in the list */
+    bool is_news; /* in watch_table.news */
     bool has_news;
-    uint64_t generation; /* the news: of the name, 0 for none */
-    uint32_t n_waiting;  /* threads, of which one may read for all */
+    uint64_t generation; /* the news: the name's generation; 0: the name is gone */
+    uint32_t n_waiting;  /* threads that wait; one of them may read for all */
     bool calling_back, closed;
-    struct caid_error failed; /* code 0: has not */
+    struct caid_error failed; /* code 0: it has not failed */
 
-    char name[]; /* and the pool's */
+    char name[]; /* the name, then the pool's */
 };
 
 void
@@ -37,7 +37,7 @@ watch_table_init(struct watch_table *table)
     TAILQ_INIT(&table->news);
 }
 
-/* Never drops the client's last reference: who is here has entered it. */
+/* It never drops the client's last reference: the caller has entered the client. */
 static void
 watch_unref(struct caid_watch *watch)
 {
@@ -71,7 +71,7 @@ take_news(struct caid_client *client UNUSED, struct call *call, const void *repl
     const struct msg_watch_result *result = reply;
 
     if (result->generation == watch->params.seen)
-        return -EPROTO; /* no news: asking again would go on for ever */
+        return -EPROTO; /* such an answer would be asked for again for ever */
     watch->generation = result->generation;
     return 0;
 }
@@ -151,7 +151,7 @@ call_back(struct caid_watch *watch)
     pthread_mutex_lock(&client->lock);
     watch->calling_back = false;
     if (!watch->closed && (watch->has_news || watch->failed.code != 0))
-        watch_signal(watch); /* another thread may have passed over it meanwhile */
+        watch_signal(watch); /* another thread may have skipped the watch meanwhile */
     watch_unref(watch);
 }
 
@@ -232,8 +232,8 @@ make_wake_fd(struct caid_client *client, struct caid_error *error)
     return client->wake_fd >= 0 ? 0 : fail_errno(error, errno, "cannot make an eventfd");
 }
 
-/* The daemon refuses at once or not at all: the answer to a ping that was sent after the
- * request tells that it has not. */
+/* The daemon refuses a watch at once or not at all. So the answer to a ping that is sent after the
+ * request shows that it has not refused. */
 static int
 watch_begin(struct caid_watch *watch, struct caid_error *error)
 {
@@ -250,7 +250,7 @@ watch_begin(struct caid_watch *watch, struct caid_error *error)
     return r;
 }
 
-/* Only now: another thread may have read the news while the watch began. */
+/* Set when the watch has begun; another thread may have read news by then. */
 static void
 set_callback(struct caid_watch *watch,
              void (*fn)(const struct caid_change *change, void *userdata), void *userdata)
@@ -291,7 +291,7 @@ caid_watch_new(struct caid_client *client, struct caid_watch **ret, const char *
     return r;
 }
 
-/* Whether there is an answer to caid_watch_next(), which *ret_r is. */
+/* Whether caid_watch_next() can return now, with *ret_r. */
 static bool
 look(struct caid_watch *watch, struct caid_change *ret, int *ret_r, struct caid_error *error)
 {
@@ -313,7 +313,7 @@ static int
 watch_next(struct caid_watch *watch, uint64_t deadline_ns, struct caid_change *ret,
            struct caid_error *error)
 {
-    bool first = true; /* what has come already is read in any case */
+    bool first = true; /* packets that have come are read also if the time is over */
     struct caid_error unwanted;
     int r;
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A watch on a name: a request that the daemon answers when the name's generation is another than
- * the one told last. It is in flight until then; whichever thread reads the answer
- * notes the news. When somebody has taken them (caid_watch_next(), or the callback of
- * caid_client_dispatch()), the next request is sent. So nothing is queued, and the latest is never
- * missed.
+ * A watch on a name: a request that the daemon answers when the name's generation differs from the
+ * one that it has sent last. It is in flight until then. The thread that reads the answer notes the
+ * news. When the program has taken them (caid_watch_next(), or the callback of
+ * caid_client_dispatch()), the next request is sent. So nothing is queued, and the latest news are
+ * never missed.
  *
- * Made by caid_watch_new(), ended by caid_watch_close(), or, when the connection ends, for all
- * but that. References, under the client's lock: the caller's, the request's until it is over,
- * and that of every thread that waits or calls back; the struct goes with the last one. It
- * holds the client.
+ * Made by caid_watch_new(), ended by caid_watch_close(). After the end of the connection only that
+ * is left to do. References, under the client's lock: the caller's, the request's until it is over,
+ * and one of every thread that waits or calls back; the struct is freed with the last. It has a
+ * reference to the client.
  */
 #pragma once
 
@@ -22,8 +22,8 @@
 TAILQ_HEAD(watch_list, caid_watch);
 
 struct watch_table {        /* under the client's lock */
-    struct watch_list all;  /* that are not closed */
-    struct watch_list news; /* that have something to tell to a callback */
+    struct watch_list all;  /* not closed */
+    struct watch_list news; /* with news for a callback */
 };
 
 extern const struct feature watch_feature;
