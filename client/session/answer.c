@@ -46,7 +46,6 @@
                                       r##_fields};
 #include "answers.def"
 
-/* What an answer is made with. */
 struct maker {
     const struct caid_client *client;
     msgpack_zone *zone;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The records of answers.def as data: one descriptor for each, by which the library decodes them,
- * and by which caidctl prints them and the Python extension converts them.
+ * The records of answers.def as data, one descriptor for each. By these the library decodes
+ * records, caidctl prints them, and the Python extension converts them.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 
 #include "call.h"
 
-/* What a field is of: the units of messages.def, and what they are in a struct of the library's. */
+/* The units of fields in messages.def, with their types in the library's structs. */
 enum unit {
     UNIT_END,  /* of a list of fields */
     UNIT_TEXT, /* const char *, NULL where it is absent */
@@ -61,12 +61,12 @@ union any_answer {
 #include "answers.def"
 };
 
-/* The struct caid_<r> of a struct msg_<r> of a reply, with which what it points to ends. -EPROTO: a
- * value that it cannot have; -ENOMEM. */
+/* Fills a struct caid_<r> from a struct msg_<r> of the reply. What it points to lives as long as
+ * the reply. -EPROTO: a value is not allowed; -ENOMEM. */
 int answer_fill(const struct answer *answer, const struct caid_client *client,
                 const struct reply *reply, const void *from, void *ret);
 
-/* Where a UNIT_DIMS or UNIT_RECORDS has its list, and its count. */
+/* The list of a UNIT_DIMS or UNIT_RECORDS, and its length. */
 static inline const void *
 answer_list(const void *at, uint32_t *ret_n)
 {

@@ -16,9 +16,9 @@
 #include "interrupt.h"
 #include "spin.h"
 
-/* How long a client that ends waits for the daemon to read. */
+/* When a client ends, it waits so long for the daemon to read. */
 #define FLUSH_NS NSEC_PER_SEC
-/* How often the client's thread looks for late replies. */
+/* The client's thread looks for late replies so often. */
 #define LATE_TICK_NS (100 * NSEC_PER_MSEC)
 
 static void
@@ -50,14 +50,14 @@ call_free(struct call *call)
         free(call);
 }
 
-/* Whether something of one in flight is yet to be sent. */
+/* Whether something is still to be sent for a call in flight. */
 static bool
 is_behind(const struct call *call)
 {
     return call->again.n > 0 || call->cancels;
 }
 
-/* Takes it out of its list, in which it is. */
+/* Takes the call out of its list. */
 static void
 set_idle(struct caid_client *client, struct call *call)
 {
@@ -165,7 +165,7 @@ call_cancel(struct caid_client *client, struct call *call)
 
 /* ---- sending ---- */
 
-/* The daemon has hung up. False: that is the end of the connection. */
+/* The daemon has hung up. false: no feature waits for another one, and the connection ends. */
 static bool
 has_gone(struct caid_client *client)
 {
@@ -177,7 +177,7 @@ has_gone(struct caid_client *client)
     return comes_back;
 }
 
-/* The socket failed. What the daemon may have said before it left is not waited for. */
+/* The socket has failed. Packets that the daemon may have sent before are not read. */
 static int
 send_failed(struct caid_client *client, int r)
 {
@@ -220,7 +220,7 @@ encode(struct caid_client *client, const struct call *call, uint64_t seq,
     return 0;
 }
 
-/* Most answers are to what was asked last. */
+/* Looks from the newest call on: most answers are to that. */
 static struct call *
 find_call(const struct caid_client *client, uint32_t id)
 {
@@ -232,7 +232,7 @@ find_call(const struct caid_client *client, uint32_t id)
     return NULL;
 }
 
-/* Once the ids have gone round, one that is still in flight is left out. */
+/* After the ids have wrapped around, an id that is still in flight is skipped. */
 static uint64_t
 next_seq(const struct caid_client *client)
 {
@@ -243,7 +243,7 @@ next_seq(const struct caid_client *client)
     return seq;
 }
 
-/* Sends the request, if the socket takes it now; else 1. */
+/* Sends the request. Returns 1 if the socket does not take it now. */
 static int
 send_request(struct caid_client *client, struct call *call, struct caid_error *error)
 {
@@ -261,7 +261,8 @@ send_request(struct caid_client *client, struct call *call, struct caid_error *e
     return 0;
 }
 
-/* The same of one in flight, and that it is cancelled. */
+/* For a call in flight: sends its request again, and that it is cancelled, as far as either is due.
+ * */
 static int
 catch_up(struct caid_client *client, struct call *call)
 {
@@ -294,13 +295,13 @@ flush_in_flight(struct caid_client *client)
     TAILQ_FOREACH(call, &client->calls, entry) {
         if (is_behind(call))
             r = catch_up(client, call);
-        if (r < 0) /* they may have ended */
+        if (r < 0) /* the calls may have ended */
             break;
     }
     return r;
 }
 
-/* One that cannot be sent at all is over. */
+/* Ends a call that cannot be sent at all. */
 static int
 flush_unsent(struct caid_client *client)
 {
@@ -354,7 +355,7 @@ poll_until(struct pollfd *fds, nfds_t n, uint64_t deadline_ns)
     return r > 0 ? 0 : r == 0 ? -ETIMEDOUT : -errno;
 }
 
-/* Closes that wait go first: what the daemon sends for this request depends on them. */
+/* Closes that wait are sent first: the daemon's reply to this request depends on them. */
 static int
 send_once(struct caid_client *client, struct call *call, struct caid_error *error)
 {
@@ -372,7 +373,7 @@ timeout_of(const struct caid_client *client, const struct call *call)
     return call->timeout_ns ? call->timeout_ns : client->call_timeout_ns;
 }
 
-/* Nothing has been sent: the call leaves nothing behind. */
+/* The request has not been sent, so the call has no effect. */
 static int
 fail_unsent(const struct caid_client *client, const struct call *call, struct caid_error *error)
 {
@@ -381,8 +382,8 @@ fail_unsent(const struct caid_client *client, const struct call *call, struct ca
                 msg_method_name(call->method), (double)timeout_of(client, call) / NSEC_PER_SEC);
 }
 
-/* While blocks are to be forgotten, no call begins that could refer to them. Else 1 where the
- * socket took nothing. */
+/* Returns 1 if the socket takes nothing now, or if the reply may refer to blocks while blocks are
+ * to be forgotten. */
 static int
 try_to_send(struct caid_client *client, struct call *call, struct caid_error *error)
 {
@@ -410,7 +411,7 @@ call_repeat_all(struct caid_client *client)
     return r;
 }
 
-/* Their callers have gone, and what they would be granted is not claimed. */
+/* Their callers have left, and the inventory lacks what they would be granted. */
 void
 call_end_unrepeated(struct caid_client *client)
 {
@@ -491,7 +492,7 @@ take_reply(struct caid_client *client, struct msg *reply, struct call_fds *fds)
     else
         r = take_result(client, call, reply, fds);
     if (client->lost.code != 0)
-        return; /* it has been ended with the others */
+        return; /* the call has been ended with the others */
 
     if (r == -EPROTO && reply->error == 0)
         client_lose(client, CAID_ERR_PROTOCOL, "%s: the daemon sent a malformed %s reply",
@@ -500,7 +501,7 @@ take_reply(struct caid_client *client, struct msg *reply, struct call_fds *fds)
         call_end(client, call, r);
 }
 
-/* What came instead of a packet: n is packet_recv()'s answer. */
+/* No packet has come: n is packet_recv()'s result. */
 static void
 lose_reader(struct caid_client *client, ssize_t n)
 {
@@ -519,10 +520,10 @@ lose_reader(struct caid_client *client, ssize_t n)
 }
 
 /*
- * A reply that needs no driver call is here within some 10 us, less than it takes to fall asleep
- * and be woken on another CPU: looked for without sleeping at first, giving way to whoever wants
- * this CPU. On 32 CPUs that takes a quarter off a round trip; where the daemon shares this CPU it
- * costs at most what sched_yield() costs (docs/PERFORMANCE.md).
+ * A reply that needs no driver call arrives within some 10 us, less than it takes to fall asleep
+ * and be woken on another CPU. So the thread first polls without sleeping, and yields to whoever
+ * wants this CPU. On 32 CPUs that shortens a round trip by a quarter. Where the daemon shares this
+ * CPU, it costs at most the calls of sched_yield(2) (docs/PERFORMANCE.md).
  */
 static ssize_t
 recv_soon(struct caid_client *client, struct call_fds *fds, uint64_t spin_ns)
@@ -537,8 +538,8 @@ recv_soon(struct caid_client *client, struct call_fds *fds, uint64_t spin_ns)
     return n;
 }
 
-/* Receives and takes one packet. Returns false when there was none in spin_ns; unless that is 0,
- * the lock is dropped meanwhile. */
+/* Receives and takes one packet. false: none has come within spin_ns. Unless spin_ns is 0, the lock
+ * is dropped meanwhile. */
 static bool
 receive(struct caid_client *client, uint64_t spin_ns)
 {
@@ -560,7 +561,7 @@ receive(struct caid_client *client, uint64_t spin_ns)
         pthread_mutex_lock(&client->lock);
     client->reading = false;
 
-    if (n == -EAGAIN || n_returns != client->resume.n_returns) /* it is the daemon's that was */
+    if (n == -EAGAIN || n_returns != client->resume.n_returns) /* it is the earlier daemon's */
         return false;
     if (n <= 0) {
         lose_reader(client, n);
@@ -604,7 +605,7 @@ call_ask_interrupt(struct caid_client *client, struct caid_error *error)
     return r;
 }
 
-/* Reads for all. `also`: ends for that, too. */
+/* Reads for all. `also`: an event of the socket that ends the wait, too. */
 static int
 read_until(struct caid_client *client, short also, uint64_t deadline_ns)
 {
@@ -628,8 +629,8 @@ read_until(struct caid_client *client, short also, uint64_t deadline_ns)
 
 /* ---- waiting ---- */
 
-/* A daemon that does not read is not to stop the threads that have a reply to read; and one whose
- * replies nobody reads does not read, either. 0, or -ETIMEDOUT, -EINTR: also before its time. */
+/* Waits for room in the socket, and reads replies meanwhile: a daemon whose replies are not read
+ * does not read, either. May return before there is room. 0, -ETIMEDOUT, -EINTR. */
 static int
 wait_for_room(struct caid_client *client, uint64_t deadline_ns)
 {
@@ -728,7 +729,7 @@ call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_unt
     return call->done ? 0 : r < 0 ? r : 1;
 }
 
-/* The call is its caller's no more. */
+/* The caller leaves the call. */
 static int
 call_leave(struct caid_client *client, struct call *call, const struct caid_error *why,
            struct caid_error *error)
@@ -743,7 +744,7 @@ call_leave(struct caid_client *client, struct call *call, const struct caid_erro
     return fail_again(error, why);
 }
 
-/* Waits for the reply. Where that does not come in time, the call is left. */
+/* Waits for the reply. If it does not come in time, the call is left. */
 static int
 call_wait(struct caid_client *client, struct call *call, struct caid_error *error)
 {
@@ -819,7 +820,7 @@ calls_tidy(struct caid_client *client, bool all UNUSED)
     call_dispatch(client);
 }
 
-/* In a forked child no reply comes. */
+/* A forked child gets no reply: frees calls that were left. */
 static void
 calls_abandon(struct caid_client *client)
 {

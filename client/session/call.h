@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A request and its reply. A thread makes a call and waits for it in call_run(); or nobody waits,
- * and the call has a function to call when it is over (a watch's, which may never be answered).
+ * A request and its reply. A thread makes a call and waits for it in call_run(). Or nobody waits,
+ * and the call's over() is called at its end (a watch's, which may never be answered).
  *
- * Several threads may have calls in flight on the one socket. Of those that wait, one reads for
+ * Several threads may have calls in flight on the one socket. One of the waiting threads reads for
  * all: it receives a packet with the client unlocked, gives it to the call that it answers, and
- * goes on until its own reply has come; then it wakes another one that waits to read on. So no
- * thread of our own reads, and a single-threaded caller never waits on a condition.
+ * goes on until its own reply has come. Then it wakes another waiting thread, which reads on. So
+ * the library needs no thread that reads, and a single-threaded caller never waits on a condition.
  *
- * Replies are taken in the order of their arrival, whichever thread they are for, because what
- * a reply says about blocks holds for the replies after it (memory/block.h).
+ * Replies are taken in the order of their arrival, whichever thread they are for, because what a
+ * reply says about blocks holds for the replies after it (memory/block.h).
  *
- * A call that is waited for lies on the heap. Where its reply does not come in time, its caller
- * leaves it: params and what the caller wanted filled are the caller's again, and the call is in
- * flight until the reply has come, or the connection has ended. Then it is over as one that nobody
- * ever waited for: it gives back what it was granted, and is freed. What has an effect and grants
- * nothing (unlink, publish) has it all the same: its caller cannot know. Where no thread of the
- * program reads, the client's own does, now and then, as long as there are such calls. No barrier
- * waits for them (memory/block.c): blocks stay known here meanwhile.
+ * A call that is waited for lies on the heap. If its reply does not come in time, its caller leaves
+ * it: the params and all that the reply was to fill are the caller's again. The call stays in
+ * flight until the reply has come, or the connection has ended. Then it gives back what it was
+ * granted, and is freed. An effect that grants nothing (unlink, publish) stays; the caller cannot
+ * know of it. Where no thread of the program reads, the client's thread does, now and then, as long
+ * as there are such calls. No barrier waits for them (memory/block.c): blocks stay known here
+ * meanwhile.
  *
  *   IDLE --call_queue()--> UNSENT --room--> SENT --answered, or the connection has ended--> IDLE
  *                            \--call_cancel()--------------------------------------------/
  *
- * call_run() and call_start() wait for room: such a call is never UNSENT. When the client comes
- * back to another daemon (resume.h), what is in flight is sent again, with the numbers that it has.
+ * call_run() and call_start() wait for room: such a call is never UNSENT. When the client resumes
+ * with another daemon (resume.h), requests in flight are sent again, with their old numbers.
  */
 #pragma once
 
@@ -39,7 +39,7 @@
 struct caid_client;
 struct feature;
 
-/* Fds that came with a packet. What is not taken out (and -1 left in its place) is closed. */
+/* Fds that came with a packet. Whoever takes one leaves -1 in its place; the others are closed. */
 struct call_fds {
     int fd[PROTO_FDS_MAX];
     size_t n;
@@ -52,34 +52,34 @@ enum call_state {
 };
 
 struct call {
-    TAILQ_ENTRY(call) entry; /* of the client's `unsent` or `calls`; IDLE: of neither */
+    TAILQ_ENTRY(call) entry; /* in the client's `unsent` or `calls`; IDLE: in neither */
     enum msg_method method;
     const void *params;
 
-    /* Takes the result of a reply without error, with the client locked: the method's
-     * msg_..._result. NULL: there is nothing in it. -EPROTO ends the connection; other errors
-     * fail the call. A result that there is no memory to read ends the connection, too: nobody
-     * knows what the daemon counts on. Of a call that was left, the caller has gone with all that
-     * is his. */
+    /* Takes the result of a reply without error (the method's msg_..._result), with the client
+     * locked. NULL: the result is empty. -EPROTO ends the connection; other errors fail the call. A
+     * result for which there is no memory ends the connection, too: what the daemon relies on would
+     * not be known. If the call was left, what belongs to the caller must not be used. */
     int (*take)(struct caid_client *client, struct call *call, const void *result,
                 struct call_fds *fds);
-    struct reply *copy; /* in place of take(): gets the packet; NULL once it was left */
+    struct reply *copy; /* in place of take(): gets the packet; NULL after it was left */
     bool has_blocks;    /* the reply refers to blocks, and may bring fds */
-    bool has_pages;     /* the same of pages of timelines: handoff/page.h */
-    /* Told that it is over, and IDLE, where nobody waits for it in call_run(); with the client
-     * locked. It may queue the call again, or free it. NULL: one that was left is freed. */
+    bool has_pages;     /* the reply refers to pages of timelines: handoff/page.h */
+    /* Called at the end of a call that nobody waits for in call_run(), when it is IDLE, with the
+     * client locked. It may queue the call again, or free it. NULL: a call that was left is
+     * freed. */
     void (*over)(struct caid_client *client, struct call *call);
 
-    uint64_t timeout_ns; /* that the reply may take; 0: as any of the client's */
+    uint64_t timeout_ns; /* how long the reply may take; 0: the client's timeout */
 
     enum call_state state;
     uint64_t seq;
-    uint64_t deadline_ns; /* from call_start() on: by when there is to be a reply */
-    bool waited;          /* for, in call_run() */
-    bool left;            /* by who waited for it */
+    uint64_t deadline_ns; /* of the reply, set by call_start() */
+    bool waited;          /* a thread waits for it in call_run() */
+    bool left;            /* its caller has left it */
     bool late;            /* the client's thread looks for its reply */
-    bool cancels;         /* the daemon is to be told that nobody wants the answer */
-    bool done;            /* nobody is to wait for it any more */
+    bool cancels;         /* the daemon is still to be told that it is cancelled */
+    bool done;            /* it has ended: nothing more to wait for */
     struct msg_buf again; /* the request, while it is to be sent again; else empty */
     struct wake wake;
     int r;
@@ -96,44 +96,44 @@ struct waiter {
 
 TAILQ_HEAD(waiter_list, waiter);
 
-/* A zeroed one of that size, which is the first in what it is of; or NULL, which is what it is for
- * call_make() to fail with. */
+/* A zeroed struct of that size, whose first member is the call. NULL: out of memory; call_make()
+ * fails with that, given NULL. */
 void *call_new(size_t size, enum msg_method method, const void *params);
 
-/* Sends the request and waits until the reply has been taken, for as long as that may take: then it
- * is CAID_ERR_TIMEOUT, after a signal CAID_ERR_INTERRUPTED, and the call has been left. The client
- * is entered (client_enter()); its lock is dropped while waiting. */
+/* Sends the request and waits until the reply has been taken. CAID_ERR_TIMEOUT, or after a signal
+ * CAID_ERR_INTERRUPTED: the call has been left. The client is entered (client_enter()); its lock is
+ * dropped while waiting. */
 int call_run(struct caid_client *client, struct call *call, struct caid_error *error);
-/* Frees one that has been run, unless it was left. Before the lock is dropped, in which one that
- * was left may be freed. */
+/* Frees a call after call_run(), unless it was left. To be called before the lock is dropped: after
+ * that, a call that was left may be gone. */
 void call_free(struct call *call);
 
-/* Both of a thread that is not in the client yet: enters it, and leaves. */
+/* Enters the client, runs the call, frees it, and leaves. */
 int call_make(struct caid_client *client, struct call *call, struct caid_error *error);
-/* The same of a request whose reply has nothing in it. */
+/* The same for a request whose reply is empty. */
 int call_ask(struct caid_client *client, enum msg_method method, const void *params,
              struct caid_error *error);
 
-/* Has a call be sent by the next call_flush(). False: it is not IDLE, or the connection has ended.
- * Under lock. */
+/* The next call_flush() sends the call. false: it is not IDLE, or the connection has ended. Under
+ * lock. */
 bool call_queue(struct caid_client *client, struct call *call);
-/* The same, and the client's thread looks for the reply: it matters to others, though nobody here
+/* The same. The client's thread looks for the reply, since others depend on it and nobody here
  * waits for it. */
 bool call_queue_late(struct caid_client *client, struct call *call);
-/* The same of one that has been queued. */
+/* The client's thread looks for the reply of a call that has been queued, or was left. */
 void call_look_for(struct caid_client *client, struct call *call);
-/* Nobody wants the answer: one that is UNSENT is over at once, one that is SENT when the daemon has
- * answered, which the next call_flush() asks for. Under lock. */
+/* The answer is not wanted any more. An UNSENT call ends at once. For a SENT one the next
+ * call_flush() sends a cancel, and it ends with the daemon's answer. Under lock. */
 void call_cancel(struct caid_client *client, struct call *call);
 
 /* Sends the request of a call that nobody waits for in call_run(), and returns. Entered; may drop
- * the lock. CAID_ERR_TIMEOUT and _INTERRUPTED as above, with nothing sent. */
+ * the lock. CAID_ERR_TIMEOUT, CAID_ERR_INTERRUPTED: nothing has been sent. */
 int call_start(struct caid_client *client, struct call *call, struct caid_error *error);
 
-/* Waits for the reply to such a call, at most until the deadline (UINT64_MAX: without end), and
- * reads what has come in any case: 0 it is there, 1 not yet; with an error to fill,
- * CAID_ERR_INTERRUPTED (interrupt.h). Looks for it without sleeping until spin_until_ns (spin.h).
- * Entered. Whoever frees the call waits no more. */
+/* Waits for the reply to such a call, at most until the deadline (UINT64_MAX: for ever). It reads
+ * packets that have come also if the deadline has passed. 0: the call has ended; 1: not yet; if
+ * error is not NULL, CAID_ERR_INTERRUPTED (interrupt.h). Polls without sleeping until spin_until_ns
+ * (spin.h). Entered. Nobody may wait for a call that is freed. */
 int call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_until_ns,
                     uint64_t deadline_ns, struct caid_error *error);
 
@@ -141,26 +141,26 @@ int call_wait_until(struct caid_client *client, struct call *call, uint64_t spin
  * lock. */
 int call_notify(struct caid_client *client, enum msg_method method, const void *params);
 
-/* Reads what is there without blocking, and sends what waits to be sent. Entered, too. */
+/* Reads what is there without blocking, and sends what waits to be sent. Entered. */
 void call_dispatch(struct caid_client *client);
 
-/* Reads for all until a packet has come, the time is over, or somebody writes to
- * client->wake_fd, an eventfd; or, where another thread reads, waits until that one has
- * something for the call (its `wake`), or has read enough. With an error to fill, also until the
- * program is to be asked, and CAID_ERR_INTERRUPTED (interrupt.h). Entered. */
+/* Reads for all until a packet has come, the deadline has passed, or client->wake_fd, an eventfd,
+ * is written to. While another thread reads, waits until that one has something for the call (its
+ * `wake`), or has stopped reading. If error is not NULL, also asks the program when that is due:
+ * CAID_ERR_INTERRUPTED (interrupt.h). Entered. */
 int call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns,
                        struct caid_error *error);
 
-/* interrupt_ask() under the lock, which it drops meanwhile; somebody else reads then. */
+/* interrupt_ask() under the lock, which it drops meanwhile; another thread may read then. */
 int call_ask_interrupt(struct caid_client *client, struct caid_error *error);
 
-/* Whoever reads no longer makes sure that someone who waits does. Under lock. */
+/* A thread that stops reading wakes one that waits, to read on. Under lock. */
 void call_pass_reading_on(struct caid_client *client);
 
-/* What is in flight, but for what was left, is to be sent to another daemon: call_flush() will,
- * before all else. -ENOMEM. Under lock, while the client is away. */
+/* Has call_flush() send the calls in flight again, to another daemon, before all else; but not
+ * calls that were left. -ENOMEM. Under lock, while the client is away. */
 int call_repeat_all(struct caid_client *client);
-/* The rest is over: the client has come back. Under lock. */
+/* The client has resumed: ends the calls that are not repeated. Under lock. */
 void call_end_unrepeated(struct caid_client *client);
 
 /* Ends every call with client->lost. Under lock. */

@@ -36,8 +36,8 @@ client_ref(struct caid_client *client)
     return client;
 }
 
-/* In a child the parent's threads may have left the lock taken and the tables half changed: then
- * they are left where they are. */
+/* For a child after fork(). Where a thread of the parent had the lock, the tables may be half
+ * changed: they are left as they are. */
 static void
 client_abandon(struct caid_client *client)
 {
@@ -134,7 +134,7 @@ client_enter_anyway(struct caid_client *client)
     client->n_running++;
 }
 
-/* Where the client has no thread, what it would do is done here. */
+/* Wakes the client's thread for what is left to do; without one, does it here. */
 static void
 see_to_the_rest(struct caid_client *client)
 {
@@ -257,8 +257,7 @@ epoll_new(int sock, int news_fd)
     return TAKE_FD(fd);
 }
 
-/* The socket alone would not do: news of a watch may have been read by another thread. Under
- * lock. */
+/* An fd of its own beside the socket: another thread may have read news of a watch. Under lock. */
 static int
 client_get_fd(struct caid_client *client)
 {
@@ -301,7 +300,7 @@ client_lower_fd(struct caid_client *client)
         (void)eventfd_read(client->news_fd, &count);
 }
 
-/* The fd is lowered for all that has been read by now, which is looked at next. */
+/* The fd is lowered for all packets that are read by now; the callbacks for these follow. */
 int
 caid_client_dispatch(struct caid_client *client, struct caid_error *error)
 {
@@ -319,7 +318,7 @@ caid_client_dispatch(struct caid_client *client, struct caid_error *error)
     return r;
 }
 
-/* ---- what is asked of the daemon, or of nobody ---- */
+/* ---- the daemon ---- */
 
 int
 caid_client_ping(struct caid_client *client, struct caid_error *error)

@@ -1,25 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A connection to the daemon. Made by caid_connect(). References are held by the caller's
- * handle (until caid_client_close()), by every array, and by every call while it runs; the
- * struct goes with the last of them. The socket is closed as soon as the handle has been given
- * back and no call runs any more.
+ * A connection to the daemon. Made by caid_connect(). The caller's handle (until
+ * caid_client_close()), every array, and every running call have a reference; the struct is freed
+ * with the last. The socket is closed when the handle is closed and no call runs.
  *
- * Beside the callers' threads there is one of the client's own (reaper.h), while it has
- * something to do for what is closed. What the library does with a connection are its features
- * (feature.h), which know the session; it knows their tables of hooks.
+ * Beside the callers' threads there is one of the client (reaper.h), while it has something to do
+ * after closes. The uses that the library makes of a connection are its features (feature.h). They
+ * know the session; the session knows only their tables of hooks.
  *
- * A connection ends once and for good: by caid_client_close(), when the daemon goes away, or
- * when it breaks the protocol. `lost` says why; every call in flight and every later one fails
- * with it. Memory that arrays have mapped stays until they are closed.
+ * A connection ends once and for good: by caid_client_close(), when the daemon goes away, or when
+ * it breaks the protocol. `lost` says why; every call in flight and every later one fails with it.
+ * Memory that arrays have mapped stays until they are closed.
  *
- * `lock` guards what is marked so. It is never held over a wait for the daemon or over a driver
- * call: those have locks of their own (block.h, lane.h, page.h, gpu.h), of which none is taken
- * under `lock`.
+ * `lock` guards the fields so marked. It is never held over a wait for the daemon or over a driver
+ * call. Driver calls have locks of their own (block.h, lane.h, page.h, gpu.h), of which none is
+ * taken under `lock`.
  *
- * In a child after fork() nothing but host memory may be touched: the CUDA driver does not
- * survive fork(), the socket is the parent's, and a lock may be held by a thread that the child
- * has not got. Hence the guard, which is asked before anything else.
+ * In a child after fork() only host memory may be touched: the CUDA driver does not survive fork(),
+ * the socket is the parent's, and a thread that the child does not have may hold a lock. So the
+ * guard is asked before anything else.
  */
 #pragma once
 
@@ -48,7 +47,7 @@ struct caid_client {
     struct fork_guard guard;
     const struct feature *const *features; /* feature.h; the last one is NULL */
 
-    /* What the features have of this client: each one's is its own. */
+    /* The features' own tables. */
     struct bracket_table *brackets;
     struct arena_list *arenas;
     struct block_table *blocks;
@@ -58,7 +57,7 @@ struct caid_client {
     struct part_table *parts;
     struct watch_table *watches;
 
-    /* Set while connecting, fixed from then on. */
+    /* Set while connecting, constant after that. */
     char socket[108];
     char pool[72];
     char machine_id[33], daemon_id[33]; /* "": an old daemon */
@@ -66,7 +65,7 @@ struct caid_client {
     struct caid_daemon daemon;
     uint32_t open_max; /* names in one open request */
     uint32_t set_max;  /* members of a set */
-    size_t packet_max; /* bytes that the daemon takes */
+    size_t packet_max; /* the most bytes of a packet that the daemon takes */
     uint32_t n_devices;
     struct caid_device **devices;
     uint64_t call_timeout_ns;                          /* for each reply, or CAID_FOREVER */
@@ -90,21 +89,21 @@ struct caid_client {
     struct msg_buf out;         /* the packet being sent */
     uint64_t seq;               /* of the last request; its id is the lower half */
     uint64_t answered;          /* the highest of those that have been answered */
-    struct call_list unsent;    /* that the next call_flush() sends */
+    struct call_list unsent;    /* the next call_flush() sends them */
     struct call_list calls;     /* sent and not answered, oldest first */
-    uint32_t n_behind;          /* of these, that are to be sent again, or cancelled */
-    uint32_t n_late;            /* of all, whose replies the client's thread looks for */
-    uint32_t deferring;         /* what it holds back: caid_defer_begin() */
-    uint64_t late_due;          /* when it does */
+    uint32_t n_behind;          /* how many of these are to be sent again, or cancelled */
+    uint32_t n_late;            /* calls whose replies the client's thread looks for */
+    uint32_t deferring;         /* caid_defer_begin(): deferrals that have not ended */
+    uint64_t late_due;          /* when the thread looks next */
     struct waiter_list waiters; /* threads that wait while another one reads */
     bool reading;               /* a thread waits for packets; packet is that thread's */
     int wake_fd;                /* for call_wait_for_news(); -1: not made yet */
     uint32_t n_block_calls;     /* calls whose reply may refer to blocks */
-    /* No such call begins: those under way are waited for, so that blocks can be forgotten. */
+    /* No such call may begin until those under way have ended, so that blocks can be forgotten. */
     bool barrier;
     struct wake barrier_gone;
     uint32_t n_page_calls; /* calls whose reply may refer to pages */
-    bool keeps; /* memory that work may still use: nothing of the GPU's is given back */
+    bool keeps; /* it keeps memory that work may still use: no GPU memory is given back */
     struct reaper reaper;
     int epoll_fd, news_fd; /* of caid_client_get_fd(); -1: not asked for */
 
@@ -112,11 +111,11 @@ struct caid_client {
     size_t n_packet;
 };
 
-/* One with all its features (features.c), not connected yet; to be ended by caid_client_close().
- * NULL: no memory. */
+/* A client with all its features (features.c), not connected yet. caid_client_close() ends it.
+ * NULL: out of memory. */
 struct caid_client *client_new(void);
-/* Not connected yet, with one reference, the caller's handle. The struct is zeroed, but for what
- * the features have; it goes by free(). */
+/* Not connected yet, with one reference, the caller's handle. The struct is zeroed, but for the
+ * features' tables; it is freed by free(). */
 void client_init(struct caid_client *client, const struct feature *const *features);
 struct caid_client *client_ref(struct caid_client *client);
 void client_unref(struct caid_client *client);
@@ -124,27 +123,28 @@ void client_unref(struct caid_client *client);
 /* Fails with FORKED, or with CAID_ERR_INVALID for NULL; takes no lock. */
 int client_check(const struct caid_client *client, struct caid_error *error);
 
-/* The same of the client that an object holds, which is named in the error: "array is NULL". */
+/* The same for the client of an object. The error names the object: "array is NULL". */
 #define CHECK_CLIENT_OF(object, error)                \
     ((object) ? client_check((object)->client, error) \
               : fail(error, CAID_ERR_INVALID, "%s is NULL", #object))
 
-/* The same, and with CAID_ERR_INVALID where the caller has not given something: "ret", "fn". */
+/* The same, with CAID_ERR_INVALID also where another argument ("ret", "fn") is NULL. */
 #define CHECK_GIVEN_OF(object, given, error)                                         \
     ((object) ? client_check_given((object)->client, (given) != NULL, #given, error) \
               : fail(error, CAID_ERR_INVALID, "%s is NULL", #object))
 int client_check_given(const struct caid_client *client, bool given, const char *what,
                        struct caid_error *error);
-/* The same, and of a name, and of the name of a pool, which may be NULL (options.h). */
+/* The same. Also checks a name and a pool's name, which may be NULL (options.h). */
 int client_check_name(const struct caid_client *client, const char *name, const char *pool,
                       struct caid_error *error);
 
-/* Brackets every use of the connection. client_enter() checks, refers and locks; it fails when
- * the connection has ended. client_leave() undoes that and sees to what is left to do. */
+/* Around every use of the connection. client_enter() checks the client, takes a reference, and
+ * locks it; it fails when the connection has ended. client_leave() undoes that, and sees that what
+ * is left to do gets done. */
 int client_enter(struct caid_client *client, struct caid_error *error);
 void client_leave(struct caid_client *client);
 
-/* The same when the connection may have ended, for what has to be done all the same. */
+/* The same for what has to be done also after the end of the connection. */
 void client_enter_anyway(struct caid_client *client);
 
 /* Ends the connection: every call in flight fails with code and text. Under lock. */
@@ -162,8 +162,7 @@ int client_make_devices(struct caid_client *client, uint32_t n); /* all zero; -E
 
 /* Whether a feature has news for caid_client_dispatch(). Under lock. */
 bool client_has_news(const struct caid_client *client);
-/* Makes caid_client_get_fd() readable; has it be so no more, for all that has been read by now.
- * Under lock. */
+/* Makes the fd of caid_client_get_fd() readable, or not readable. Under lock. */
 void client_raise_fd(struct caid_client *client);
 void client_lower_fd(struct caid_client *client);
 

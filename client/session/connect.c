@@ -20,11 +20,11 @@
 #define SYSTEM_SOCKET  "/run/caid/caid.sock"
 #define RUNTIME_SOCKET "caid.sock" /* in $XDG_RUNTIME_DIR */
 #define CONNECT_NS     (30 * NSEC_PER_SEC)
-#define RETRY_NS       (100 * NSEC_PER_MSEC) /* while not all is back at the daemon */
+#define RETRY_NS       (100 * NSEC_PER_MSEC) /* while the daemon restores after a restart */
 #define RECONNECT_NS   (10 * NSEC_PER_SEC)
-#define SECONDS_MAX    1e9 /* what is longer has no end */
+#define SECONDS_MAX    1e9 /* a longer timeout is endless */
 
-/* An environment variable that a setuid program's caller cannot set; NULL when empty. */
+/* An environment variable; NULL where it is empty, and in a setuid program. */
 static const char *
 env(const char *name)
 {
@@ -34,7 +34,7 @@ env(const char *name)
 
 /* ---- the time ---- */
 
-/* *ret 0: it is not set. */
+/* *ret_ns 0: the variable is not set. */
 static int
 env_timeout(uint64_t *ret_ns, struct caid_error *error)
 {
@@ -79,7 +79,7 @@ time_left(uint64_t deadline_ns)
 
 /* ---- the socket ---- */
 
-/* Whether there is one. */
+/* Whether the user has a socket of that name. */
 static bool
 runtime_socket(char *ret, size_t size)
 {
@@ -181,7 +181,7 @@ resume_fill(struct caid_client *client, struct msg_u64s token)
     resume->sees_daemon = presence_is_taken(client->socket);
 }
 
-/* "auto" here means what the daemon has: memory of one driver is nothing to another. */
+/* "auto" means the daemon's driver here: one driver cannot use the other's memory. */
 static const char *
 driver_choice(const char *given, const char *of_daemon)
 {
@@ -193,7 +193,7 @@ static int
 hello_apply(struct caid_client *client, const struct reply *reply,
             const struct msg_hello_result *hello, const char *driver, struct caid_error *error)
 {
-    /* No other word: a path would have us load what somebody else has put there. */
+    /* Only these two words: by a path, the daemon could make us load any library. */
     const char *of_daemon = msg_str_eq(hello->driver, "soft") ? "soft" : "cuda";
 
     if (hello->version < PROTO_VERSION_MIN || hello->version > PROTO_VERSION_MAX ||
@@ -288,7 +288,7 @@ connect_client(struct caid_client *client, const struct caid_connect_options *op
                                     ? 0
                                     : first_of(options->reconnect_timeout_ns, 0, RECONNECT_NS);
     r = connect_socket(client, options->socket, attempts->deadline_ns, timeout_ns, error);
-    if (r == 0 && left) /* a signal may have come amid the pause */
+    if (r == 0 && left) /* a signal may have come in the pause */
         r = interrupt_ask(client, error);
     if (r < 0)
         return r;

@@ -12,10 +12,10 @@
 #include "errors.def"
 #undef ERROR
 
-/* Numbers that a daemon may send; those above are made here. */
+/* The highest code that a daemon may send; higher ones are made here. */
 #define WIRE_CODE_MAX 63
 
-/* why: what follows the text after ": ", or NULL. */
+/* why: appended to the text after ": "; or NULL. */
 static void PRINTF(5, 0) fill(struct caid_error *error, int32_t code, int32_t cuda_result,
                               const char *why, const char *fmt, va_list args)
 {

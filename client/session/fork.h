@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tells a child after fork() from the process that made the guard, without a system call: by a
- * page that the kernel wipes in the child (MADV_WIPEONFORK, madvise(2)). Where that is not to
- * be had, by getpid(2). Init and deinit are the owner's; asking is for any thread.
+ * Tells a child after fork() from the process that made the guard, without a system call: by a page
+ * that the kernel wipes in the child (MADV_WIPEONFORK, madvise(2)). Where the kernel cannot do
+ * that, by getpid(2). The owner calls init and deinit; any thread may ask.
  */
 #pragma once
 
@@ -10,7 +10,7 @@
 #include <sys/types.h>
 
 struct fork_guard {
-    pid_t pid;        /* that made it */
+    pid_t pid;        /* of the process that made it */
     const char *page; /* its first byte is 1 here and 0 in a child; NULL: ask getpid() */
 };
 

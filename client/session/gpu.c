@@ -22,7 +22,7 @@ gpus_abandon(struct caid_client *client)
     free(client->gpu.choice);
 }
 
-/* Where memory is kept, the contexts that may work on it stay, too, until the process exits. */
+/* If the client keeps memory, the contexts that may use it stay, too, until the process exits. */
 static void
 gpus_deinit(struct caid_client *client)
 {
@@ -177,7 +177,8 @@ fail_forked(const struct drv_error *cause, struct caid_error *error)
     return r;
 }
 
-/* The driver's word for it is NOT_INITIALIZED, after which "auto" gives the software one. */
+/* In such a child the driver's error is NOT_INITIALIZED, after which "auto" would take the software
+ * driver. */
 int
 gpu_load(struct drv **ret, const char *choice, struct caid_error *error)
 {
@@ -289,7 +290,7 @@ gpu_find_place(struct caid_client *client, int32_t index, const char *device_uui
             *ret = i;
             return 0;
         }
-    *ret = 0; /* drv_open() has seen that there is one */
+    *ret = 0; /* it exists: drv_open() has checked that */
     return 0;
 }
 

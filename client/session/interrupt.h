@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether the program wants a wait to end because of a signal: it is asked when one has ended a
- * system call, and every LOOK_NS, since one that comes between two system calls ends none. A client
- * without that question waits on.
+ * Asks the program whether a signal is to end a wait: when a signal has ended a system call, and
+ * every LOOK_NS, since a signal that comes between two system calls ends none. Where the program
+ * has no such function (client->interrupted), the wait goes on.
  */
 #pragma once
 
@@ -12,14 +12,14 @@
 
 struct caid_client;
 
-/* Until when the next system call may sleep. */
+/* The time until which the next system call may sleep. */
 uint64_t interrupt_look_by(const struct caid_client *client, uint64_t deadline_ns);
 
 /* CAID_ERR_INTERRUPTED. Not under the client's lock. */
 int interrupt_ask(const struct caid_client *client, struct caid_error *error);
 
-/* The pauses of a host that looks at what a GPU stores, or does: there is nobody to wake it.
- * Zeroed at first; looks for 50 us, then sleeps, at most 200 us at a time. */
+/* The pauses of a thread that polls for what a GPU stores or does, since the GPU wakes nobody.
+ * Zeroed at first. It yields for 50 us, then sleeps, at most 200 us at a time. */
 struct pauses {
     uint64_t spin_end_ns, look_ns, ns;
 };

@@ -12,10 +12,10 @@
 #include "options.h"
 #include "text.h"
 
-/* Bytes of a name or a pool that a list goes on after, and the terminator. */
+/* The most bytes of a name or a pool in a cursor, with the terminator. */
 #define CURSOR_MAX 512
 
-/* A record's place in the order of a list; no such numbers: 0. */
+/* A record's position in the order of a list. Fields that the list does not use are 0. */
 struct cursor {
     char pool[CURSOR_MAX], name[CURSOR_MAX];
     uint64_t generation, array;
@@ -25,11 +25,11 @@ struct cursor {
 struct run {
     struct caid_client *client;
     const struct query *query;
-    struct cursor at; /* what was given last */
-    bool failed;      /* here, and not in the program's callback */
+    struct cursor at; /* of the last record that the callback got */
+    bool failed;      /* the error is from here, not from the program's callback */
 
     union {
-        struct msg_list_params by_pool; /* the others of these begin as it does */
+        struct msg_list_params by_pool; /* some of the others begin with its fields */
         struct msg_unnamed_params unnamed;
         struct msg_timelines_params timelines;
         struct msg_lost_params lost;
@@ -58,9 +58,9 @@ struct query {
     const char *name;
     enum msg_method method;
     const struct answer *answer;
-    size_t list, n, more; /* places in the result */
-    bool by_pool;         /* it is asked for by the options */
-    /* Has the next packet start after a record. False: that does not come after the one before. */
+    size_t list, n, more; /* offsets in the result */
+    bool by_pool;         /* the options' `pool` and `all` go into the request */
+    /* Makes the next request start after a record. false: the record is not behind the last. */
     bool (*next)(struct run *run, const void *from);
 };
 
@@ -76,9 +76,9 @@ cursor_compare(const struct cursor *a, const struct cursor *b)
     return c ? c : (a->array > b->array) - (a->array < b->array);
 }
 
-/* Has the list go on after that name and, where ret_pool is not NULL, in that pool. False: it is no
- * name, or does not come after what was given last: all lists are in this order, and one that does
- * not get on could have no end. */
+/* Makes the list go on after that name and, if ret_pool is not NULL, in that pool. false: the name
+ * is too long, or not behind the last record. All lists are in this order, and a list that does not
+ * advance might not end. */
 static bool
 go_on(struct run *run, struct msg_str pool, struct msg_str name, uint64_t generation,
       uint64_t array, struct msg_str *ret_pool, struct msg_str *ret_after)
@@ -174,7 +174,8 @@ next_entry(struct run *run, const void *from)
     return next_name(run, entry->pool, entry->name);
 }
 
-/* Each of unnamed and ranges has the other one's cursor, too, which the daemon does not look at. */
+/* The cursors of unnamed and ranges are both set; the daemon ignores the one that it does not use.
+ * */
 static void
 pass_details(struct msg_unnamed_params *at, const struct msg_details *details)
 {
@@ -250,7 +251,7 @@ give_record(struct run *run, const struct reply *reply, const void *from)
     return r < 0 ? run_fail(run, r) : run->fn(&record, run->userdata);
 }
 
-/* A daemon that has more but gives nothing would have us ask for ever. */
+/* A packet without records that says there are more is an error: such a list might not end. */
 static int
 give_packet(struct run *run, const struct reply *reply, bool *ret_more)
 {
@@ -282,7 +283,7 @@ next_packet(struct run *run, bool *ret_more, struct caid_error *error)
                         : fail_errno(error, -r, "no memory for a list");
 }
 
-/* Gives all records: 0, what the callback said that was not 0, or an error. */
+/* Calls back for all records. 0, the first result of the callback that is not 0, or an error. */
 static int
 run_all(struct run *run, struct caid_error *error)
 {
@@ -372,7 +373,7 @@ query_show(struct caid_client *client, const char *name, const char *pool,
 
 /* ---- for programs ---- */
 
-/* Their callback, which gets the struct of its list. */
+/* The program's callback, which gets the struct of its list. */
 struct program {
     void (*fn)(void);
     void *userdata;

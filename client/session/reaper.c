@@ -7,12 +7,12 @@
 #include "feature.h"
 #include "interrupt.h"
 
-/* How long the thread does not look after it has done something. Long enough for some round
- * trips to the daemon, short enough for memory that somebody waits for. */
+/* The nap of the thread after it has done something: long enough for some round trips to the
+ * daemon, short enough for somebody who waits for memory. */
 #define NAP_NS (200 * NSEC_PER_USEC)
-/* How much closed memory is worth waking it. */
+/* So much closed memory ends a nap. */
 #define NAP_BYTES (UINT64_C(8) << 20)
-/* How long until it tries again what the socket did not take. */
+/* The time until it tries again to send what the socket did not take. */
 #define RETRY_NS NSEC_PER_MSEC
 
 void
@@ -23,9 +23,9 @@ reaper_init(struct reaper *reaper)
 
 /* ---- the thread ---- */
 
-/* So that giving memory back does not end the capture of a graph by another thread. Before anything
- * that may call the driver: where that is not open yet there is nothing to call it for. Waits for
- * nothing. */
+/* After this, giving memory back does not end the capture of a graph by another thread. It is
+ * called before anything that may call the driver; while the driver is not open, nothing does. It
+ * does not wait. */
 void
 reaper_leave_captures_alone(struct caid_client *client)
 {
@@ -38,7 +38,7 @@ reaper_leave_captures_alone(struct caid_client *client)
     client->reaper.relaxed = true;
 }
 
-/* Who closed what is in the queue has used the driver: it is open. */
+/* The driver is open here: the program has used it for the memory that is in the queue. */
 static void
 reap(struct caid_client *client)
 {
@@ -115,7 +115,7 @@ work(struct caid_client *client)
     bool all = reaper->forget_all;
     reaper_tidy(client, all || client->lost.code != 0);
     if (all)
-        reaper->forget_all = false; /* else it came meanwhile, and is for the next time */
+        reaper->forget_all = false; /* one that was set meanwhile stays for the next time */
     if (reaper->n_draining > 0)
         wake_all(&reaper->drained);
     if (reaper->stopping || !STAILQ_EMPTY(&reaper->queue) || reaper->forget_all)
@@ -157,7 +157,7 @@ reaper_main(void *arg)
 
 /* ---- the others ---- */
 
-/* False: not to be had. */
+/* Starts the thread, if it does not run. false: it cannot be started. */
 static bool
 reaper_start(struct caid_client *client)
 {
@@ -199,13 +199,12 @@ reaper_kick(struct caid_client *client)
     if (!reaper_start(client))
         return false;
     if (reaper->asleep && (call_has_unsent(client) || reaper_due(client) < reaper->due)) {
-        reaper->due = 0; /* once is enough */
+        reaper->due = 0; /* it is woken once */
         reaper_wake(client);
     }
     return true;
 }
 
-/* Once more. */
 static int
 wait_for_drained(struct caid_client *client, struct caid_error *error)
 {
@@ -228,7 +227,7 @@ reaper_drain(struct caid_client *client, bool idle, struct caid_error *error)
     reaper_wake(client);
     while (r == 0 && reaper->n_done < n && !reaper->stuck)
         r = wait_for_drained(client, error);
-    reaper->forget_all = true; /* also what has become idle just now */
+    reaper->forget_all = true; /* also blocks that have just become idle */
     reaper_wake(client);
     while (r == 0 && reaper->forget_all && !reaper->stopping && !reaper->stuck)
         r = wait_for_drained(client, error);

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What has to wait after something was closed: a client's one thread. It has features wait
- * (feature.h) until the GPU work that may still use what is closed has drained, and end it, many at
- * a time; then it tells the daemon. It has them tidy up when that is due, and sends what the socket
- * did not take.
+ * The client's one thread, for work that has to wait after a close. It calls the features' hooks
+ * (feature.h): reap, which waits until the GPU work that may use closed objects has drained, and
+ * ends these, many at a time; and tidy, when that is due. It tells the daemon, and sends what the
+ * socket did not take.
  *
- * Started by the first close that leaves it something to do, joined by caid_client_close()
- * after it has drained. It takes no signals. Where it cannot be started, or has been joined,
- * who closes does all of it himself.
+ * The first close that leaves it something to do starts it. caid_client_close() joins it after it
+ * has drained. It takes no signals. Where it cannot be started, or has been joined, the thread that
+ * closes does the work.
  *
- * What is closed has its entry in itself, so that closing needs no memory. Between batches the
- * thread naps for a moment, in which nobody has to wake it, unless much memory comes together:
- * closing in a loop costs no system call.
+ * A closed object includes its entry in the queue, so that closing needs no memory. Between batches
+ * the thread naps for a moment. Nobody wakes it then, unless there is much memory in the queue: so
+ * closing in a loop makes no system call.
  *
- * Everything here is under the client's lock. A child after fork() has not got the thread and
+ * Everything here is under the client's lock. A child after fork() does not have the thread, and
  * does not touch any of this.
  */
 #pragma once
@@ -29,10 +29,10 @@
 
 struct caid_client;
 
-/* In what is closed. */
+/* Embedded in a closed object. */
 struct reaped {
     STAILQ_ENTRY(reaped) entry;
-    uint64_t nbytes; /* of memory that it has, at most */
+    uint64_t nbytes; /* the most memory that it may have */
 };
 
 STAILQ_HEAD(reaped_queue, reaped);
@@ -40,42 +40,42 @@ STAILQ_HEAD(reaped_queue, reaped);
 struct reaper {
     pthread_t thread;
     struct wake wake;    /* the thread's */
-    struct wake drained; /* whoever waits in reaper_drain() */
+    struct wake drained; /* for threads in reaper_drain() */
     struct reaped_queue queue;
-    uint64_t n_queued, n_done; /* ever, in the order of the queue */
+    uint64_t n_queued, n_done; /* objects ever, in the order of the queue */
     bool started, stopping;
     uint64_t n_bytes;    /* in the queue */
-    uint64_t n_freed;    /* what was given back, ever: the features count it */
-    bool asleep;         /* has to be woken; else it looks at the queue before it sleeps */
-    bool napping;        /* need not be woken for a little */
-    uint64_t due;        /* asleep until then */
-    bool relaxed;        /* the thread's own: it has told the driver so */
-    bool stuck;          /* behind a thread that captures a graph, and may be one that drains */
-    uint32_t n_draining; /* threads in reaper_drain(): no nap */
-    bool forget_all;     /* also what may be given back before its time */
+    uint64_t n_freed;    /* objects given back ever, counted by the features */
+    bool asleep;         /* it has to be woken; else it looks at the queue before it sleeps */
+    bool napping;        /* it need not be woken for little */
+    uint64_t due;        /* it sleeps until then */
+    bool relaxed;        /* the thread's own: its capture mode is relaxed */
+    bool stuck;          /* it waits for a thread that captures, which may be one that drains */
+    uint32_t n_draining; /* threads in reaper_drain(): it does not nap */
+    bool forget_all;     /* the next tidy gives back all that it can */
 };
 
 void reaper_init(struct reaper *reaper);
 
-/* Leaves something closed to the thread. False: there is none; nothing has been done. */
+/* Leaves a closed object to the thread. false: there is no thread; nothing has been done. */
 bool reaper_add(struct caid_client *client, struct reaped *closed);
 
 /* When a feature has something to do: a time, 0 for now, UINT64_MAX for never. */
 uint64_t reaper_due(const struct caid_client *client);
-/* Has that and what is unsent seen to in time. False: there is no thread. */
+/* Makes sure that the thread does that, and sends what is unsent, in time. false: there is no
+ * thread. */
 bool reaper_kick(struct caid_client *client);
 void reaper_wake(struct caid_client *client);
 
-/* Waits until what is in the queue has been told to the daemon, and all is given back that may
- * be before its time; idle: there is something of the latter. Drops the lock meanwhile.
- * CAID_ERR_INTERRUPTED. */
+/* Waits until the daemon has been told of all objects in the queue, and all idle memory has been
+ * given back. idle: there is idle memory. Drops the lock meanwhile. CAID_ERR_INTERRUPTED. */
 int reaper_drain(struct caid_client *client, bool idle, struct caid_error *error);
 
-/* The thread's own: from now on its calls end no capture of a graph by another thread. */
+/* For the thread itself: from now on its driver calls do not end captures of other threads. */
 void reaper_leave_captures_alone(struct caid_client *client);
-/* Whether it may wait for what a thread of the program has to do first; not where that may be
- * the one that waits for it. Not under the lock. */
+/* Whether the thread may wait until a thread of the program has ended a capture. It may not if that
+ * thread may be waiting for this one. Not under the lock. */
 bool reaper_may_wait(struct caid_client *client);
 
-/* Lets the thread finish what is in the queue and joins it. Drops the lock meanwhile. */
+/* Lets the thread finish the queue, and joins it. Drops the lock meanwhile. */
 void reaper_stop(struct caid_client *client);

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How long a thread looks for what another process is to do before it sleeps. To be woken costs
- * some 10 us, and as much again where a hypervisor has stopped the CPU meanwhile: more than a
- * hand-off under MPS takes in all (docs/PERFORMANCE.md). So whoever has waited for less than
- * SPIN_MAX_NS the last time looks for that long, giving way to others by sched_yield(2); a wait
- * that took longer is slept through the next time. CUDA's own host waits look without end
- * (CU_CTX_SCHED_SPIN, _YIELD).
+ * How long a thread polls for what another process does, before it sleeps. Being woken takes some
+ * 10 us, and as much again where a hypervisor has stopped the CPU meanwhile: more than a whole
+ * hand-off under MPS (docs/PERFORMANCE.md). So if the last wait took at most SPIN_MAX_NS, the next
+ * one polls for that long, and yields to others by sched_yield(2). After a longer wait the next one
+ * polls only for SPIN_MIN_NS. CUDA's own host waits poll without end (CU_CTX_SCHED_SPIN, _YIELD).
  */
 #pragma once
 
@@ -29,7 +28,7 @@ spin_for_ns(const struct spin *spin)
                : SPIN_MIN_NS;
 }
 
-/* It took that long. */
+/* A wait took that long. */
 static inline void
 spin_note(struct spin *spin, uint64_t ns)
 {

@@ -66,7 +66,7 @@ stream_check_not_capturing(struct caid_client *client, const struct stream *stre
     return stream_result(client, stream, "cuStreamIsCapturing", result, doing, error);
 }
 
-/* Of a handle nothing else is asked while it captures. */
+/* A handle is asked first whether it captures: other questions would end the capture. */
 static int
 find_context(struct caid_client *client, const struct drv *drv, CUstream handle, CUcontext *ret,
              struct caid_error *error)
@@ -80,7 +80,7 @@ find_context(struct caid_client *client, const struct drv *drv, CUstream handle,
     return gpu_result(drv, "cuStreamGetCtx", result, doing, error);
 }
 
-/* A default stream is one of its context's, which has to be current for it to be asked of. */
+/* A default stream belongs to the current context, so that has to be made current first. */
 static int
 enter_default(struct caid_client *client, CUstream handle, int32_t device, struct stream *ret,
               struct caid_error *error)

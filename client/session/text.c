@@ -8,8 +8,8 @@
 
 #include "utf8.h"
 
-/* This thread's, until uselocale() is given what is returned. The C library has it ready: nothing
- * is allocated that would have to be freed. */
+/* Gives this thread the C locale. Returns the one before, for uselocale(). The C library has the C
+ * locale ready, so nothing has to be freed. */
 static locale_t
 use_c_locale(void)
 {

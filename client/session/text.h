@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Strings on their way between C and packets, which hold UTF-8 without a terminator. */
+/* Strings between C and packets; those in packets are UTF-8 without a terminator. */
 #pragma once
 
 #include <stdarg.h>
@@ -11,12 +11,12 @@
 
 bool text_is_utf8(const char *s);
 
-/* As vsnprintf(3) and strtod(3) in the C locale: a program's own, which Qt and GTK set by
- * themselves, may have a decimal comma. Text that does not fit is cut at a character's end. */
+/* As vsnprintf(3) and strtod(3) in the C locale: the program's locale, which Qt and GTK set without
+ * being asked, may have a decimal comma. A text that does not fit is cut at a character's end. */
 void text_format(char *ret, size_t size, const char *fmt, va_list args) PRINTF(3, 0);
 double text_number(const char *text, char **ret_end);
 
-/* Takes a character that was cut in two off the end of s. */
+/* Removes a character that was cut in two from the end of s. */
 void text_trim(char *s);
 
 /* Whether s can become a C string: no NUL in it. */
@@ -25,5 +25,5 @@ bool text_is_plain(struct msg_str s);
 /* Copies s, cut at a character's end to fit. */
 void text_copy(char *ret, size_t size, struct msg_str s);
 
-/* Writes s and its terminator to *cursor, which moves on; NULL for an absent s. */
+/* Writes s and its terminator to *cursor, and moves that. Returns the copy; NULL if s is absent. */
 const char *text_put(char **cursor, struct msg_str s);

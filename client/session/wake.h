@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A condition whose waits a signal ends, which those of pthread_cond_wait(3) go on after. Zeroed at
- * first; nothing is to be ended. All under one lock, which a wait drops meanwhile.
+ * A condition whose waits a signal ends; pthread_cond_wait(3) would wait on. Zeroed at first; it
+ * needs no destructor. All calls are made under one lock, which a wait drops meanwhile.
  */
 #pragma once
 
@@ -30,7 +30,7 @@ wake_all(struct wake *wake)
         syscall(SYS_futex, &wake->n, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* deadline_ns UINT64_MAX: without end. 0, -ETIMEDOUT, -EINTR. */
+/* deadline_ns UINT64_MAX: for ever. 0, -ETIMEDOUT, -EINTR. */
 static inline int
 wake_wait(struct wake *wake, pthread_mutex_t *lock, uint64_t deadline_ns)
 {
