@@ -811,7 +811,6 @@ serve(struct server *s)
     if (s->setup.ready_fd >= 0)
         detach_ready(s->setup.ready_fd);
     service_watch(&s->service);
-    s->conns.laps = (struct laps){0}; /* no client has waited for the turns of the start */
     log_info("serving on %s", s->setup.listener->path);
     service_tell(&s->service, "READY=1\nSTATUS=Serving");
     run_core(s); /* starts to restore what is to come back */

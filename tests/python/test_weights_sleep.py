@@ -192,6 +192,10 @@ def test_random_sleepers(client):
             sizes = {"1": LARGE, "2": 8, "3": 4 * LARGE}  # of both, the second is in a block that many share
             arrays = {key: stack.enter_context(client.full(n, ord(name), "|u1")) for key, n in sizes.items()}
             client.publish_many(f"{name}/", arrays)
+    with client.open_set("a/") as a, client.open_set("b/") as b:
+        assert a["2"].nbytes == b["2"].nbytes  # both are open
+        with pytest.raises(caid.InvalidError, match="open here, of which"):
+            a.unmap()
     Sleeper.client = client
     stateful.run_state_machine_as_test(Sleeper, settings=settings(max_examples=20, stateful_step_count=30))
 
