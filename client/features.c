@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client, put together and taken apart: the one file that knows all features of the library. The
- * session and what each feature has of it are one allocation, which lives as long as the session
- * (session/client.h).
+ * Makes and closes a client: the one file that knows all features of the library. The session and
+ * the features' tables are one allocation, which lives as long as the session (session/client.h).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -24,9 +23,9 @@
 
 DEFINE_CLEANUP(struct caid_client *, caid_client_close)
 
-/* The order in which they are asked. An end of a bracket is sent before the arrays and pages
- * that it is of are given up. What waits for pages goes before them, and both before the blocks,
- * which stay where these say so; the driver goes last. */
+/* The order in which hooks are called. The end of a bracket is sent before its arrays and pages are
+ * given up. Lanes, which wait for pages, end before these; both end before the blocks, which stay
+ * if one of them keeps memory; the driver ends last. */
 static const struct feature *const features[] = {
     &call_feature,  &resume_feature, &bracket_feature, &lease_feature,
     &lane_feature,  &page_feature,   &arena_feature,   &array_feature,
@@ -35,7 +34,7 @@ static const struct feature *const features[] = {
 };
 
 struct whole {
-    struct caid_client client; /* the first: it is what is freed */
+    struct caid_client client; /* the first member: free() gets its address */
     struct bracket_table brackets;
     struct arena_list arenas;
     struct block_table blocks;
@@ -101,9 +100,10 @@ caid_client_close(struct caid_client *client)
         lanes_close(client);
         pthread_mutex_lock(&client->lock);
         reaper_stop(client);
-        block_tidy(client, true); /* the daemon is to know that nothing is mapped here */
+        block_tidy(client,
+                   true); /* tells the daemon that blocks are not mapped here any more */
         pages_close(client);
-        call_flush_all(client); /* work that was ended well is not to be taken for abandoned */
+        call_flush_all(client); /* ends that are not sent would count as abandoned work */
         client_lose(client, CAID_ERR_CLOSED, "%s: the client is closed", client->socket);
         resume_stop(client);
         client->handle_closed = true;

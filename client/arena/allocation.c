@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Allocations of an arena: room taken of a block, found by address, and given back (arena.h). */
+/* Allocations of an arena: takes room in a block, finds it by address, and gives it back (arena.h).
+ * */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -57,7 +58,7 @@ block_of(const struct range *range)
     return container_of(range->extent, struct arena_block, extent);
 }
 
-/* Room for an allocation of either kind: *ret_range is NULL where it has the block to itself. */
+/* Takes room for an allocation. *ret_range NULL: it has a block of its own. */
 static int
 take_room(struct caid_arena *arena, uint64_t nbytes, struct arena_block **ret_block,
           struct range **ret_range)

@@ -19,12 +19,13 @@
 #define DEFAULT_COUNT       10
 #define DEFAULT_RATIO       0.2
 #define DEFAULT_AGE_NS      (2 * NSEC_PER_SEC)
-/* How long what drains is looked at before a block is leased, which takes some times as long. */
+/* So long draining batches are polled before a block is leased, which takes several times as long.
+ * */
 #define MOMENT_NS (20 * NSEC_PER_USEC)
 
 /* ---- making ---- */
 
-/* What the daemon rounds blocks up to. */
+/* The daemon rounds blocks up to this. */
 static uint64_t
 granularity_of(const struct caid_device *device)
 {
@@ -56,7 +57,7 @@ set_memory(struct caid_arena *arena, const char *memory, struct caid_error *erro
                 "memory \"%.40s\": an arena is of \"device\" or \"legacy\"", memory);
 }
 
-/* Both queues'. */
+/* Sets the limits of both queues. */
 static void
 set_limits(struct caid_arena *arena, uint64_t count, uint64_t bytes)
 {
@@ -181,7 +182,8 @@ free_all(struct caid_arena *arena)
     }
     arena_free_batches(arena);
     space_deinit(&arena->space);
-    /* A thread of the parent's may wait there, which destroying would wait for. */
+    /* In a child they stay: a thread of the parent may wait there, and destroying would wait for
+     * it. */
     if (!fork_guard_crossed(&arena->client->guard)) {
         pthread_cond_destroy(&arena->leased);
         pthread_cond_destroy(&arena->closed);
@@ -199,7 +201,7 @@ caid_arena_close(struct caid_arena *arena)
         return;
     struct caid_client *client = arena->client;
     if (fork_guard_crossed(&client->guard)) {
-        /* Where a thread of the parent's was in it, it is left as it is. */
+        /* If a thread of the parent had the lock, the arena is left as it is. */
         if (pthread_mutex_trylock(&arena->lock) == 0) {
             pthread_mutex_unlock(&arena->lock);
             free_all(arena);
@@ -211,7 +213,8 @@ caid_arena_close(struct caid_arena *arena)
         pthread_cond_wait(&client->arenas->tidied, &client->lock);
     LIST_REMOVE(arena, of_client);
     pthread_mutex_unlock(&client->lock);
-    RB_FOREACH(allocation, allocation_tree, &arena->allocations) /* which stands still by now */
+    RB_FOREACH(allocation, allocation_tree,
+               &arena->allocations) /* nobody changes it any more */
         arena_forget_parts(allocation);
     free_all(arena);
 }
@@ -219,10 +222,10 @@ caid_arena_close(struct caid_arena *arena)
 /*
  * ---- allocating ----
  *
- * What is done where there is no room, in this order: what the GPU is done with; what nobody has
- * open any more of what was published; what is pending, if the GPU happens to be done with it;
- * another block. Where the daemon has none, what drains is waited for, empty blocks are given back,
- * and it is tried once more (R12 of docs/DEALLOCATION.md).
+ * Where there is no room, an allocation tries in this order: batches that the GPU is done with;
+ * published parts that nobody can reach any more; pending memory, if the GPU happens to be done
+ * with it; another block. Where the daemon has no block, it waits for the draining batches, gives
+ * empty blocks back, and tries once more (R12 of docs/DEALLOCATION.md).
  */
 
 static bool
@@ -242,7 +245,7 @@ poll_parts(struct caid_arena *arena)
     arena_lock(arena);
 }
 
-/* As arena_take(), while what drains might do. */
+/* As arena_take(), for a moment in which draining batches may make enough room. */
 static int
 take_drained(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret)
 {
@@ -259,17 +262,17 @@ take_drained(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret)
     return r;
 }
 
-/* What the GPU happens to be done with is room, then. */
+/* Flushes, and reuses the memory that the GPU happens to be done with. */
 static void
 make_reusable(struct caid_arena *arena)
 {
     if (arena_flush(arena, NULL) == 0)
         arena_poll(arena);
     if (arena->blind && !is_deferred(arena))
-        arena_wait(arena, NULL); /* else nobody knows what is done */
+        arena_wait(arena, NULL); /* blind batches end only by a wait */
 }
 
-/* As arena_take(), after having made room of what is leased. */
+/* As arena_take(), after making room in the blocks that are leased. */
 static int
 take_freed(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, struct allocation **ret)
 {
@@ -284,13 +287,13 @@ take_freed(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, struct all
     return r == SPACE_FULL ? take_drained(arena, nbytes, ret) : r;
 }
 
-/* A thread that leases a shared block makes room for others, too. */
+/* Waits for a thread that leases a shared block: that makes room for this one, too. */
 static bool
 wait_for_lease(struct caid_arena *arena, uint64_t nbytes)
 {
     if (arena_is_own(arena, nbytes) || !arena->leasing)
         return false;
-    arena_unlock(arena); /* sees to what has been noted so far */
+    arena_unlock(arena); /* does what has been noted so far */
     arena_lock(arena);
     while (arena->leasing)
         pthread_cond_wait(&arena->leased, &arena->lock);
@@ -306,11 +309,11 @@ take_leased(struct caid_arena *arena, uint64_t nbytes, uint64_t block_bytes,
     if (r < 0)
         return r;
     r = arena_take(arena, nbytes, ret);
-    arena->kick |= !arena->ticking && arena->empty.n > 0; /* there was room elsewhere, by now */
+    arena->kick |= !arena->ticking && arena->empty.n > 0; /* the room came from another block */
     return r;
 }
 
-/* Until the driver has got back what left the arena, by whatever thread: the client's unmaps it. */
+/* Waits until all blocks that have left the arena are unmapped, which the client's thread does. */
 static void
 wait_for_closes(struct caid_arena *arena)
 {
@@ -321,7 +324,7 @@ wait_for_closes(struct caid_arena *arena)
         pthread_cond_wait(&arena->closed, &arena->lock);
 }
 
-/* What drains is waited for also where nothing can be added to it. */
+/* Waits for the draining batches also if the flush has failed. */
 static int
 flush_and_wait(struct caid_arena *arena, struct caid_error *error)
 {
@@ -331,18 +334,20 @@ flush_and_wait(struct caid_arena *arena, struct caid_error *error)
     return flushed < 0 ? flushed : waited;
 }
 
-/* Flushes all, and waits for it. What comes meanwhile may be left. */
+/* Flushes everything, and waits for it. Memory that is freed meanwhile may be left. */
 static int
 drain_all(struct caid_arena *arena, struct caid_error *error)
 {
     int r = flush_and_wait(arena, error);
 
-    if (r == 0 && arena_has_pending(arena)) /* so much was draining that it had to wait */
+    if (r == 0 &&
+        arena_has_pending(arena)) /* too many batches were draining for the first flush */
         r = flush_and_wait(arena, error);
     return r;
 }
 
-/* The daemon has nothing left to lease. What cannot be waited for is no room. */
+/* The daemon has no memory left. Makes room in the arena; batches that cannot be waited for give
+ * none. */
 static int
 make_room(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret,
           struct caid_error *error)
@@ -356,7 +361,7 @@ make_room(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret,
     return take_leased(arena, nbytes, nbytes, ret, error);
 }
 
-/* Other threads may have leased the room that was made, and freed what they had before. */
+/* Tries again where other threads have taken the room that was made, or have freed memory since. */
 static int
 take_when_short(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret,
                 struct caid_error *error)
@@ -416,7 +421,7 @@ caid_arena_alloc(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, uint
         return r;
     nbytes += nbytes == 0;
     r = arena_take(arena, nbytes, &allocation);
-    if (r == SPACE_FULL && (flags & CAID_ARENA_NOWAIT)) /* often, and then without error */
+    if (r == SPACE_FULL && (flags & CAID_ARENA_NOWAIT)) /* frequent, with error NULL */
         r = fail(error ? &why : NULL, CAID_ERR_TIMEOUT,
                  "no room for %" PRIu64 " bytes without asking anybody", nbytes);
     else if (r == SPACE_FULL)
@@ -479,7 +484,7 @@ caid_arena_free(struct caid_arena *arena, uint64_t ptr, uint32_t flags,
     return r;
 }
 
-/* ---- on purpose ---- */
+/* ---- flush, trim ---- */
 
 int
 caid_arena_flush(struct caid_arena *arena, struct caid_error *error)
@@ -512,7 +517,7 @@ caid_arena_trim(struct caid_arena *arena, struct caid_error *error)
     return r;
 }
 
-/* ---- what it tells, and is told of its queues ---- */
+/* ---- figures and limits ---- */
 
 int
 caid_arena_find(struct caid_arena *arena, uint64_t ptr, struct caid_allocation *ret,
@@ -551,7 +556,7 @@ caid_arena_ipc_handle(struct caid_arena *arena, uint64_t ptr, struct caid_ipc_ha
         return r;
     arena_lock(arena);
     r = arena_find_used(arena, ptr, &allocation, error);
-    if (r == 0) /* which asks nobody */
+    if (r == 0) /* no call to the daemon or the driver */
         r = caid_array_ipc_handle(allocation->block->array, &handle, error);
     if (r == 0)
         handle.offset += ptr - allocation->block->ptr;
@@ -656,7 +661,7 @@ due(const struct caid_client *client)
     return client->arenas->due;
 }
 
-/* When there will be something to do for it, under its lock. */
+/* When the client's thread has something to do for the arena. Under its lock. */
 static uint64_t
 due_of(const struct caid_arena *arena, uint64_t now)
 {
@@ -666,7 +671,8 @@ due_of(const struct caid_arena *arena, uint64_t now)
     return batch && batch->event && due_ns > now + ARENA_TICK_NS ? now + ARENA_TICK_NS : due_ns;
 }
 
-/* Who has the lock may be in a driver call that waits: it is come back to. */
+/* If another thread has the lock, it may be in a driver call that waits: the arena is skipped, and
+ * looked at again later. */
 static uint64_t
 tidy_arena(struct caid_arena *arena)
 {
@@ -678,13 +684,13 @@ tidy_arena(struct caid_arena *arena)
     if (dealloc_deadline_ns(&arena->empty) <= now)
         arena_give_back(arena);
     uint64_t due_ns = due_of(arena, now);
-    arena->kick = false; /* this is what it is for */
+    arena->kick = false; /* the thread has looked */
     arena->ticking = due_ns != UINT64_MAX;
     arena_unlock(arena);
     return due_ns;
 }
 
-/* The arena that it is in stays in the list. */
+/* The arena that the thread is in stays in the list. */
 static void
 arenas_tidy(struct caid_client *client, bool all UNUSED)
 {

@@ -1,51 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An arena: pieces of blocks that the client leases, handed out without asking anybody
- * (caid/arena.h). A block is an unnamed array of bytes with memory of its own. Small allocations
- * share blocks, by a range allocator (mem/space.h); one of more than half a block's size has a
- * block to itself.
+ * An arena hands out pieces of blocks that the client leases, without a call to the daemon or the
+ * driver (caid/arena.h). A block is an unnamed array of bytes with memory of its own. Small
+ * allocations share blocks, by a range allocator (mem/space.h). One of more than half a block's
+ * size has a block of its own.
  *
- * What an allocation goes through:
+ * The states of an allocation:
  *
  *   in use --free--> pending --flush--> draining --the GPU is done--> gone: room again
  *            \--> pinned, while parts of it are published --the last one is gone--> pending
  *
  *   pending   in the queue `freed` (mem/dealloc.h, by Numba's rules), in the order of the frees
- *   draining  in a batch: what one flush took, behind an event that was recorded after all work
- *             that the device's primary context had been given (cuCtxRecordEvent)
+ *   draining  in a batch, which has all that one flush took, and an event that was recorded after
+ *             all work that the device's primary context had been given (cuCtxRecordEvent)
  *
  * Invariants
- *   1. Memory that work given to the primary context before the free may use is not given out
- *      again, and its block not given back, before that work is done. Nothing else frees a range.
- *   2. A batch's event stands for no less work than those of the batches before it: they are done
- *      in their order, and only the first is asked.
- *   3. Every address from a block's start to its end belongs to at most one struct allocation; all
- *      that are not gone are in the tree, by address.
- *   4. A block is in the queue `empty` exactly when nothing lies in it. A block in which there is
- *      something is not given back before caid_arena_close().
- *   5. Neither an event is recorded nor a block given back for what is held back
- *      (caid_arena_defer_begin()). Nor is an event recorded, or the context synchronized, while a
- *      graph is known to be captured (batch.c): either ends every capture in the context, and
- *      fails, and what was to be flushed stays in the queue. Events are asked and waited for with
- *      the thread's capture mode relaxed, else that ends its captures, too.
+ *   1. Work that the primary context was given before a free may use the freed memory. Before that
+ *      work is done the memory is not handed out again, and its block is not given back. Nothing
+ *      else frees a range.
+ *   2. A batch's event covers at least the work of the batches before it: batches are done in their
+ *      order, and only the first one is asked.
+ *   3. Every address of a block belongs to at most one struct allocation. All allocations that are
+ *      not gone are in the tree, by address.
+ *   4. A block is in the queue `empty` exactly when no allocation lies in it. Other blocks are not
+ *      given back before caid_arena_close().
+ *   5. For deferred memory (caid_arena_defer_begin()) no event is recorded, and no block is given
+ *      back. Nor is an event recorded, or the context synchronized, while a graph is known to be
+ *      captured (batch.c): either call would end every capture in the context, and fail; the memory
+ *      stays in the queue. Events are asked and waited for with the thread's capture mode relaxed,
+ *      since that would end its captures, too.
  *   6. `lock` is not held over a call to the daemon, nor while the client's lock is taken, nor over
- *      a wait for the GPU's work. What has to be done with the client is noted meanwhile and done
- *      by arena_unlock(). It is held over the calls that make, record and ask events, and ask for
- *      captures, of which recording (cuCtxRecordEvent) may wait as a launch does where the device's
- *      queues are full: so a free that flushes, and all who want the lock, may. The client's thread
- *      does not wait for the lock.
+ *      a wait for the GPU's work. Calls to the client are noted under it, and made by
+ *      arena_unlock(). It is held over the driver calls that make, record and ask events, and that
+ *      ask for captures. Recording (cuCtxRecordEvent) may wait as a launch does where the device's
+ *      queues are full; so may a free that flushes, and everybody who wants the lock. The client's
+ *      thread does not wait for the lock.
  *
- * Where the driver has no cuCtxRecordEvent (before CUDA 12.5) batches are blind: they are done
- * once the context has been synchronized, which an allocation does before it leases another block.
- * A context in which nothing runs any more (gpu_is_gone()) is done with everything.
+ * Where the driver has no cuCtxRecordEvent (before CUDA 12.5) batches are blind: they are done when
+ * the context has been synchronized, which an allocation does before it leases another block. A
+ * context in which nothing runs any more (gpu_is_gone()) is done with everything.
  *
- * Lifetimes: the arena holds the client, by a reference of its own and by the blocks' arrays. The
- * client lists its arenas, from their making to caid_arena_close(), which waits for the client's
- * thread to be out of the arena. That thread (session/reaper.h) looks at what drains, and gives
- * back what has been empty for long, while the program allocates nothing. It records no event,
- * which would end the captures of threads that know nothing of it: what is pending in an idle
- * process stays so. Allocations, batches and blocks are the arena's. A part's hook has the
- * allocation that it pins as its userdata, and is forgotten before that goes. In a child after
+ * Lifetimes: the arena has a reference to the client, and so have the blocks' arrays. The client
+ * lists its arenas, from their making to caid_arena_close(), which waits until the client's thread
+ * is out of the arena. While the program allocates nothing, that thread (session/reaper.h) polls
+ * draining batches, and gives back blocks that have been empty for long. It records no event, since
+ * that would end captures of other threads: pending memory in an idle process stays pending.
+ * Allocations, batches and blocks belong to the arena. The userdata of a part's hook is the
+ * allocation that it pins; the hook is forgotten before the allocation is freed. In a child after
  * fork() everything fails but caid_arena_close(), which frees host memory.
  */
 #pragma once
@@ -67,14 +68,14 @@
 struct caid_array;
 struct caid_client;
 
-/* Until the client's thread looks, where something drains. */
+/* The client's thread polls draining batches so often. */
 #define ARENA_TICK_NS (250 * NSEC_PER_MSEC)
 
 struct arena_block {
     struct caid_arena *arena;
     struct caid_array *array;
     uint64_t ptr, bytes;
-    bool own;                      /* for one allocation at a time, which has all of it */
+    bool own;                      /* it is for one allocation at a time */
     bool empty;                    /* in arena->empty */
     TAILQ_ENTRY(arena_block) link; /* arena->blocks, or arena->leaving */
     struct extent extent;          /* not own: in arena->space */
@@ -85,7 +86,7 @@ struct arena_block {
 struct allocation {
     RB_ENTRY(allocation) by_address;
     struct arena_block *block;
-    struct range *range; /* NULL: the block is its own */
+    struct range *range; /* NULL: it has a block of its own */
     uint64_t ptr, nbytes;
     uint32_t n_parts; /* published, or being published */
     bool freed;
@@ -101,8 +102,8 @@ STAILQ_HEAD(allocation_list, allocation);
 struct batch {
     TAILQ_ENTRY(batch) link; /* arena->batches or arena->spare_batches */
     CUevent event;           /* NULL: blind */
-    uint32_t n_waiting;      /* threads in arena_wait(): it stays where it is */
-    bool done;               /* out of the list, and left for those to put away */
+    uint32_t n_waiting;      /* threads in arena_wait(): the batch is not reused */
+    bool done;               /* out of the list; the last of these threads puts it away */
     struct allocation_list allocations;
     uint64_t n, bytes;
 };
@@ -126,7 +127,7 @@ struct caid_arena {
     pthread_mutex_t lock;
 
     /* Under lock. */
-    pthread_cond_t leased; /* a shared block has come, or has not */
+    pthread_cond_t leased; /* a thread has leased a shared block, or failed to */
     bool leasing;          /* a thread leases a shared block */
     CUcontext context;     /* NULL before the first block */
     bool blind;            /* the driver has no cuCtxRecordEvent */
@@ -153,16 +154,16 @@ struct caid_arena {
 
     /* For arena_unlock(). */
     struct arena_blocks leaving; /* blocks to be given back */
-    uint64_t n_leaving;          /* that threads give back now */
-    pthread_cond_t closed;       /* these have become fewer */
-    bool kick;                   /* the client's thread is to look, in a while */
-    bool ticking;                /* it will */
+    uint64_t n_leaving;          /* blocks that threads are giving back */
+    pthread_cond_t closed;       /* n_leaving has become less */
+    bool kick;                   /* the client's thread is to be told to look */
+    bool ticking;                /* it has been told, and will look */
 };
 
 struct arena_list { /* under the client's lock */
     struct arenas all;
     uint64_t due;               /* when the client's thread has something to do */
-    struct caid_arena *tidying; /* that the client's thread is in */
+    struct caid_arena *tidying; /* the one that the client's thread is in */
     pthread_cond_t tidied;
 };
 
@@ -180,9 +181,9 @@ void arena_list_init(struct arena_list *list);
 /* ---- lock.c ---- */
 
 void arena_lock(struct caid_arena *arena);
-/* With CAID_ARENA_NOWAIT: CAID_ERR_TIMEOUT where another thread has it. */
+/* With CAID_ARENA_NOWAIT: CAID_ERR_TIMEOUT if another thread has the lock. */
 int arena_lock_by(struct caid_arena *arena, uint32_t flags, struct caid_error *error);
-/* Lets go, then gives back the blocks that are leaving and wakes the client's thread. */
+/* Unlocks, then gives back the blocks that are leaving, and wakes the client's thread. */
 void arena_unlock(struct caid_arena *arena);
 
 /* All of the following under the arena's lock. */
@@ -197,40 +198,40 @@ struct allocation *arena_find(struct caid_arena *arena, uint64_t ptr);
 int arena_find_used(struct caid_arena *arena, uint64_t ptr, struct allocation **ret,
                     struct caid_error *error);
 
-/* Whether an allocation of so many bytes has a block to itself. */
+/* Whether an allocation of so many bytes has a block of its own. */
 bool arena_is_own(const struct caid_arena *arena, uint64_t nbytes);
 /* Takes room for so many bytes where there is some: 0, SPACE_FULL, -ENOMEM. */
 int arena_take(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret);
-/* The GPU is done with it: makes its memory room again, and frees it. */
+/* The GPU is done with the allocation: its memory can be used again, and the struct is freed. */
 void arena_reclaim(struct allocation *allocation);
 
 /* ---- block.c ---- */
 
-/* NO_MEMORY, with the figures, for more than the device has. Not under the lock. */
+/* CAID_ERR_NO_MEMORY, with the figures: it is more than the device has. Not under the lock. */
 int arena_check_size(const struct caid_arena *arena, uint64_t bytes, struct caid_error *error);
 /* Leases a block of so many bytes, rounded up to the granularity; it is empty then. Drops the
  * lock. */
 int arena_lease(struct caid_arena *arena, uint64_t bytes, bool own, struct caid_error *error);
 /* An empty block of its own for so many bytes, or NULL. */
 struct arena_block *arena_find_spare(struct caid_arena *arena, uint64_t bytes);
-/* The first allocation is in it; the last one has left it. */
+/* The block has its first allocation; it has lost its last one. */
 void arena_block_fill(struct arena_block *block);
 void arena_block_empty(struct arena_block *block);
-/* The empty blocks that are not held back leave. */
+/* Gives back the empty blocks that are not deferred. */
 void arena_give_back(struct caid_arena *arena);
-/* The arena ends: the block goes. Not under the lock. */
+/* The arena ends: closes the block. Not under the lock. */
 void arena_block_close(struct arena_block *block);
 
 /* ---- batch.c ---- */
 
-/* Whether something waits that is not held back. */
+/* Whether memory is pending that is not deferred. */
 bool arena_has_pending(const struct caid_arena *arena);
-/* Puts what is pending, but for what is held back, behind the work that the context has, unless too
- * much drains already. On failure nothing changes. */
+/* Puts pending memory that is not deferred into a batch, behind the work that the context has,
+ * unless too many batches drain already. On failure nothing changes. */
 int arena_flush(struct caid_arena *arena, struct caid_error *error);
-/* Makes room of the batches that are done. */
+/* Ends the batches that are done: their memory can be used again. */
 void arena_poll(struct caid_arena *arena);
-/* Waits for those that there are, then the same. Drops the lock meanwhile. Fails where they
+/* Waits for the batches that drain now, and ends them. Drops the lock meanwhile. Fails if they
  * cannot be waited for. */
 int arena_wait(struct caid_arena *arena, struct caid_error *error);
 /* The arena ends. */

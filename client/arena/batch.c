@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batches: what is freed, from the queue through the work that the GPU is still doing. */
+/* Batches: freed memory, from the queue until the GPU's work with it is done. */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "arena.h"
 #include "session/client.h"
 
-/* While so many batches drain, what is freed stays pending. */
+/* While so many batches drain, freed memory stays pending. */
 #define N_BATCHES_MAX 32
 
-/* It is open where there is a block, and so an allocation or a batch. */
+/* The driver is open as soon as there is a block, and so an allocation or a batch. */
 static const struct drv *
 arena_drv(const struct caid_arena *arena)
 {
@@ -18,9 +18,9 @@ arena_drv(const struct caid_arena *arena)
 
 /* ---- batches ---- */
 
-/* Not CU_EVENT_BLOCKING_SYNC: of such events the 57th record of a context that has not passed waits
- * for good while a stream waits for the host; of these 20,000 did not (measured, H200). The price:
- * who waits for one looks all the time. */
+/* Not CU_EVENT_BLOCKING_SYNC: when 56 such events of a context are recorded and have not passed,
+ * the next record blocks for ever while a stream waits for the host. 20,000 other events did not
+ * (measured, H200). The price: a wait for one polls all the time. */
 static CUresult
 create_event(const struct caid_arena *arena, CUevent *ret)
 {
@@ -34,7 +34,7 @@ create_event(const struct caid_arena *arena, CUevent *ret)
     return result;
 }
 
-/* In no list. NULL: *ret_result says why. */
+/* A batch that is in no list. NULL: *ret_result says why. */
 static struct batch *
 batch_new(struct caid_arena *arena, CUresult *ret_result)
 {
@@ -104,8 +104,8 @@ arena_has_pending(const struct caid_arena *arena)
     return arena->freed.n > arena->freed.n_deferred;
 }
 
-/* The last batch, if it is blind and nobody has begun to wait for it, who would not wait for
- * what is added. */
+/* The last batch, if it is blind and no thread waits for it: such a thread would not wait for
+ * memory that is added. */
 static struct batch *
 open_batch(const struct caid_arena *arena)
 {
@@ -114,7 +114,7 @@ open_batch(const struct caid_arena *arena)
     return last && !last->event && last->n_waiting == 0 ? last : NULL;
 }
 
-/* The batch comes to stand for all work by now. */
+/* Records the batch's event: it covers all work that the context has by now. */
 static CUresult
 record(struct caid_arena *arena, struct batch *batch)
 {
@@ -124,7 +124,7 @@ record(struct caid_arena *arena, struct batch *batch)
     if (!batch->event)
         return CUDA_SUCCESS;
     result = drv->cu.cuCtxRecordEvent(arena->context, batch->event);
-    if (result != CUDA_ERROR_NOT_FOUND) /* what stands for a call that the driver lacks */
+    if (result != CUDA_ERROR_NOT_FOUND) /* the driver lacks the call */
         return result;
     drv->cu.cuEventDestroy(batch->event);
     batch->event = NULL;
@@ -149,7 +149,7 @@ fill_batch(struct caid_arena *arena, struct batch *batch)
     }
 }
 
-/* The context is gone, and all its work. */
+/* The context is gone with all its work: all freed memory can be used again. */
 static void
 reclaim_all(struct caid_arena *arena)
 {
@@ -204,12 +204,12 @@ static int
 fail_batch(const struct caid_arena *arena, const char *call, CUresult result, const char *doing,
            struct caid_error *error)
 {
-    if (!error) /* the text takes longer than the flush */
+    if (!error) /* formatting the text would take longer than the flush */
         return -EIO;
     return gpu_result(arena_drv(arena), call, result, doing, error);
 }
 
-/* Puts all that is pending into the batch, in no list yet. */
+/* Puts all pending memory into the batch, which is in no list yet. */
 static CUresult
 send_batch(struct caid_arena *arena, struct batch *batch)
 {
@@ -274,7 +274,7 @@ arena_poll(struct caid_arena *arena)
         drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
-/* That batch, and with it those before. */
+/* Ends that batch and all before it. */
 static void
 finish_until(struct caid_arena *arena, const struct batch *last)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The blocks of an arena: leased from the daemon, kept for a while when empty, and given back. */
+/* The blocks of an arena: leases them from the daemon, keeps empty ones for a while, and gives them
+ * back. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -10,8 +11,7 @@
 #include "memory/block.h"
 #include "session/client.h"
 
-/* An empty block serves an allocation of its own that is smaller by no more than this part of
- * it. */
+/* An empty block may serve an allocation that is smaller by at most this part of the block. */
 #define SLACK_PART 4
 
 static int
@@ -52,7 +52,7 @@ create_array(const struct caid_arena *arena, uint64_t bytes, struct caid_array *
     return caid_array_create(arena->client, ret, &options, error);
 }
 
-/* Leasing opens and maps memory, which must not end a capture of this thread's. */
+/* Leasing maps memory, which must not end a capture of this thread. */
 static int
 create_relaxed(const struct caid_arena *arena, uint64_t bytes, struct caid_array **ret,
                struct caid_error *error)
@@ -70,8 +70,8 @@ create_relaxed(const struct caid_arena *arena, uint64_t bytes, struct caid_array
     return r;
 }
 
-/* Whether it is as large as was asked for and has its memory for itself. Of one that has not, parts
- * would be handed out twice. */
+/* Whether the array is as large as was asked for, and no other array lies in its block: else memory
+ * might be handed out twice. */
 static bool
 is_ours_alone(const struct caid_arena *arena, const struct caid_array *array, uint64_t bytes)
 {
@@ -90,7 +90,7 @@ check_array(const struct caid_arena *arena, const struct caid_array *array, uint
     return gpu_context(arena->client, array->place, ret_context, error);
 }
 
-/* A block that has not got into the arena. */
+/* A block that is not in the arena yet. */
 static struct arena_block *
 block_new(struct caid_arena *arena, uint64_t bytes, CUcontext *ret_context,
           struct caid_error *error)
@@ -115,7 +115,7 @@ block_new(struct caid_arena *arena, uint64_t bytes, CUcontext *ret_context,
     return TAKE_PTR(block);
 }
 
-/* Returns whether there are more such blocks than the limits allow. */
+/* Puts the block into the queue of empty ones. Returns whether that exceeds the limits. */
 static bool
 wait_empty(struct arena_block *block)
 {
@@ -128,7 +128,7 @@ wait_empty(struct arena_block *block)
                        clock_now_ns());
 }
 
-/* Takes the block in, or has it leave. */
+/* Adds the block to the arena; on failure it leaves. */
 static int
 add_block(struct caid_arena *arena, struct arena_block *block, CUcontext context,
           struct caid_error *error)
@@ -142,7 +142,7 @@ add_block(struct caid_arena *arena, struct arena_block *block, CUcontext context
     arena->n_blocks++;
     arena->n_leased++;
     arena->bytes += block->bytes;
-    wait_empty(block); /* no limit sends it back: it is wanted */
+    wait_empty(block); /* the limits do not count: the block is needed now */
     return 0;
 }
 

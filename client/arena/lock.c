@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An arena's lock, and what is done for it once that is let go (arena.h). */
+/* An arena's lock, and the work that is left for when it is unlocked (arena.h). */
 #include "arena.h"
 
 #include "base/clock.h"

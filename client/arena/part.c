@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parts of allocations under a name. A part pins its allocation from before the daemon is asked
- * until nobody can reach it. The hook that tells of it does not flush: it comes on whichever thread
- * reads from the daemon, while another one may capture.
+ * Parts of allocations under a name. A part pins its allocation, from before the daemon is asked
+ * until nobody can reach the part. The hook that says so does not flush: it runs on whichever
+ * thread reads from the daemon, while another thread may capture a graph.
  */
 #include <inttypes.h>
 
@@ -34,7 +34,7 @@ released(void *userdata)
     arena_unlock(arena);
 }
 
-/* Bytes that the part spans; what is wrong with its shape otherwise, part_publish() tells. */
+/* The bytes that the part spans. part_publish() reports what else is wrong with its shape. */
 static bool
 find_span(const struct caid_part_options *options, uint64_t *ret)
 {
@@ -52,7 +52,7 @@ find_span(const struct caid_part_options *options, uint64_t *ret)
     return true;
 }
 
-/* The part lies in one allocation, which it pins. */
+/* Pins the allocation that the part lies in. */
 static int
 pin(struct caid_arena *arena, uint64_t ptr, const struct caid_part_options *options,
     struct allocation **ret, struct caid_error *error)
@@ -75,7 +75,8 @@ pin(struct caid_arena *arena, uint64_t ptr, const struct caid_part_options *opti
     return 0;
 }
 
-/* Of the allocation, which is pinned, for good where nobody knows whether there is a part. */
+/* Publishes a part of the pinned allocation. Where it is not known whether there is a part, the
+ * allocation stays pinned for good. */
 static int
 allocation_publish(struct allocation *allocation, uint64_t ptr, const char *name,
                    const struct caid_part_options *options, uint64_t *ret_generation,
