@@ -1,29 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A bracket around the use of some arrays by a stream, or by the host. Its begin is a request that
- * is in flight until the daemon says that it is this one's turn; the fences of the
- * reply are then waited for (lane.h), and the bracket is open until its end, which signals and
- * tells the daemon so.
+ * is in flight until it is this bracket's turn. Then it waits for the fences of the reply (lane.h),
+ * and is open until its end, which signals and tells the daemon.
  *
  *   ASKED --reply--> GRANTED --waits are enqueued--> OPEN --end--> OVER
  *
- * What is refused is OVER, too, and what fails after the grant is given back `undone`. In between
- * a thread has it (BUSY), and drops the client's lock meanwhile.
+ * A refused bracket is OVER, too. One that fails after the grant is given back as `undone`. Between
+ * these states a thread has the bracket (BUSY), and drops the client's lock meanwhile.
  *
- * Life: made by caid_bracket_start(). References, under the client's lock: the caller's, until
- * caid_bracket_free(), the request's until it is over, and that of what waits to be sent; the
- * struct goes with the last one. It holds the client. Of the arrays it knows the leases alone:
- * they may be closed at any time, and the daemon then ends what the bracket has of them.
+ * Life: made by caid_bracket_start(). References, under the client's lock: the caller's until
+ * caid_bracket_free(), the request's until it is over, and one while its end waits to be sent; the
+ * struct is freed with the last. It has a reference to the client. Of the arrays it knows only the
+ * leases: arrays may be closed at any time, and the daemon then ends their part of the bracket.
  *
- * Ends must not be lost, nor come in another order than their signals, nor after what is asked
- * later. One that the socket does not take waits in the table, in which the bracket is itself the
- * entry, so that an end needs no memory; the next call_flush() sends it. So do cancellations of
- * begins that are given up. A connection that ends leaves its brackets to the daemon, which keeps
- * others out until the process has exited, since its streams may use the arrays yet: so a client
- * that closes ends them first.
+ * An end must not be lost. It must be sent in the order of the signals, and before any later
+ * request. An end that the socket does not take waits in the table, whose entry is the bracket
+ * itself, so that an end needs no memory; the next call_flush() sends it. So it is with
+ * cancellations of begins. When a connection ends, the daemon keeps others out of what its brackets
+ * use until the process has exited, since its streams may still use the arrays: so a client that
+ * closes ends its brackets first.
  *
- * A daemon that is started anew is told of those that are open, and of ends of writes, but those
- * that the daemon before has answered something after (session/resume.h).
+ * The next daemon is told of open brackets, and of ends of writes; but not of ends after which the
+ * daemon before has answered a later request (session/resume.h).
  */
 #pragma once
 
@@ -38,17 +37,17 @@
 TAILQ_HEAD(bracket_list, caid_bracket);
 
 struct bracket_table { /* under the client's lock */
-    uint64_t last_id;  /* of a bracket */
+    uint64_t last_id;  /* the id of the last bracket */
     struct spin spin;  /* for begins */
     struct bracket_list unsent;
-    struct bracket_list sent;      /* ended, of a write: the daemon may not have heard of it */
-    LIST_HEAD(, caid_bracket) all; /* that are not over */
+    struct bracket_list sent;      /* ended writes: the daemon may not have read the end */
+    LIST_HEAD(, caid_bracket) all; /* brackets that are not over */
 };
 
 extern const struct feature bracket_feature;
 
 void bracket_table_init(struct bracket_table *table);
 
-/* The client closes: what is asked for is given up, and what is open abandoned. Under its lock,
- * which it drops meanwhile. */
+/* The client closes: gives up begins, and abandons open brackets. Under the client's lock, which it
+ * drops meanwhile. */
 void bracket_close(struct caid_client *client);

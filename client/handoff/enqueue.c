@@ -41,17 +41,16 @@ wait_value(struct caid_client *client, const struct lane *lane, const struct str
 
 /* ---- by the host ---- */
 
-/* A value that a stream is to reach, with a reference to the page. Allocated for each, since
- * values need not follow one another, and owned by the driver until it calls back: which may be
- * after the page was let go, and the client, where the context has died. */
+/* A value that a stream is to reach, with a reference to the page. Each value has one, since values
+ * need not be consecutive. The driver owns it until it calls back. If the context has died, that
+ * may be after the client has gone. */
 struct arrival {
     struct page *page;
     uint32_t slot;
     uint64_t value;
 };
 
-/* Called by a thread of the driver's. An error is that of the context: what was enqueued later
- * fails, too. */
+/* Called by a thread of the driver. An error is that of the context: later work fails, too. */
 static void
 arrive(CUstream stream UNUSED, CUresult result, void *data)
 {
@@ -85,8 +84,8 @@ add_arrival(struct caid_client *client, const struct stream *stream, struct page
 
 /* ---- by events of several processes ---- */
 
-/* The slot's event has been recorded for every value, or is not there. Whoever reads `submitted`
- * reads this afterwards. */
+/* Says whether the slot has an event that was recorded for every value. Waiters read this after
+ * `submitted`. */
 static void
 publish_event(struct page *page, uint32_t slot, bool has_event)
 {
@@ -115,8 +114,9 @@ make_event(const struct drv *drv, struct page *page, uint32_t slot)
     return CUDA_SUCCESS;
 }
 
-/* Once there is none for a slot, it stays so: an event is of one context, and a device may have
- * none for other processes. Then whoever waits does so on the host. Under page->lock. */
+/* A slot that has once had no event never gets one: an event belongs to one context, and a device
+ * may not support events for other processes. Then waits for the slot are on the host. Under
+ * page->lock. */
 static bool
 record_event(const struct lane *lane, const struct stream *stream, struct page *page,
              uint32_t slot)
@@ -142,7 +142,7 @@ signal_event(const struct lane *lane, const struct stream *stream, struct page *
     pthread_mutex_unlock(&page->lock);
 }
 
-/* Another process's, by its handle, which is its word for it; opened once for each. Under
+/* Opens another process's event by its handle, which is not trusted; once for each handle. Under
  * page->lock. */
 static CUevent
 open_event(const struct drv *drv, struct page *page, uint32_t slot)
@@ -164,7 +164,7 @@ open_event(const struct drv *drv, struct page *page, uint32_t slot)
     return of_slot->event;
 }
 
-/* 1: it cannot be had here, such as by another uid's process. */
+/* 1: the event cannot be opened here, for example because its process has another uid. */
 static int
 wait_event(struct caid_client *client, const struct stream *stream, const struct fence *fence,
            struct caid_error *error)

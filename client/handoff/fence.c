@@ -63,7 +63,7 @@ fail_page(const struct fence *fence, struct caid_error *error, const char *what,
                 fence->page->id, fence->slot, what, value);
 }
 
-/* What is known of a slot before it is looked at: then it cannot have gone back. */
+/* The state of a slot that was seen before: it cannot have gone back since. */
 struct known {
     struct page_slot *slot;
     uint64_t seen;
@@ -113,7 +113,7 @@ look_at_living(const struct fence *fence, const struct known *known, uint64_t do
     return 0;
 }
 
-/* What was seen to pass has passed, whatever is said now. */
+/* A value that was seen to pass has passed, whatever the page says now. */
 static int
 look_at_dead(const struct fence *fence, const struct known *known, enum fence_state *ret,
              struct caid_error *error)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A fence: a value of a slot of a page, that is reached or not (timeline.h). It has a reference to
- * the page; fence_take() moves it, fence_drop() ends it. What a page says is another process's word
- * for it, and is checked each time it is looked at.
+ * A fence: a value of a slot of a page, which is reached or not (timeline.h). It has a reference to
+ * the page; fence_take() moves it, fence_drop() ends it. Another process writes the page, so its
+ * contents are checked at each look.
  */
 #pragma once
 
@@ -19,7 +19,7 @@ struct caid_client;
 struct fence {
     struct page *page; /* NULL: none */
     uint32_t slot;
-    bool data;     /* what came before it is read: its loss is told of */
+    bool data;     /* the data before it is read: its loss is reported */
     bool enqueued; /* by lane_wait(): the stream waits for it */
     uint64_t value;
 };
@@ -41,16 +41,16 @@ fence_drop(struct fence *fence)
     *fence = (struct fence){0};
 }
 
-/* What a reply says of fences, after pages_take() has taken the pages that came with it: fills
- * ret[n], which are to be dropped. -EPROTO: a page that is not here, a slot or a value that
- * cannot be; ret is empty then. Under the client's lock. */
+/* Takes the fences of a reply, after pages_take() has taken its pages: fills ret[n], which the
+ * caller has to drop. -EPROTO: a page that is not here, or an impossible slot or value; ret is
+ * empty then. Under the client's lock. */
 int fences_take(struct caid_client *client, const struct msg_fence *fences, uint32_t n,
                 struct fence *ret);
 
 /*
- * The fence's state. CAID_ERR_PROTOCOL, naming the page: its owner has written what cannot be,
- * `done` beyond the dead, or less than was seen before; or, of a fence whose signal must have been
- * submitted (the daemon only tells of such), `submitted` that is less.
+ * The fence's state. CAID_ERR_PROTOCOL, naming the page: its owner has written an impossible value:
+ * a `done` above that of the dead, or below one that was seen before; or, if the signal must have
+ * been submitted (as for all fences from the daemon), a `submitted` below the fence's value.
  */
 int fence_look(const struct fence *fence, bool submitted, enum fence_state *ret,
                struct caid_error *error);
@@ -64,8 +64,8 @@ uint64_t fence_reached(const struct fence *fence);
 int fence_wait(const struct caid_client *client, const struct fence *fence, bool submitted,
                uint64_t deadline_ns, struct caid_error *error);
 
-/* Waits until the fence's signal has been submitted, or the slot is dead: what a stream waits for
- * then will come. By futex(2), since the owner's CPU stores it. CAID_ERR_TIMEOUT,
+/* Waits until the fence's signal has been submitted, or the slot is dead: after that the wait of a
+ * stream ends. It uses futex(2), since the owner's CPU stores `submitted`. CAID_ERR_TIMEOUT,
  * CAID_ERR_INTERRUPTED. */
 int fence_wait_submitted(const struct caid_client *client, const struct fence *fence,
                          uint64_t deadline_ns, struct caid_error *error);

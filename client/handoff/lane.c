@@ -11,9 +11,9 @@
 #include "session/feature.h"
 #include "session/stream.h"
 
-/* How many lanes there are before those are looked for that know nothing. */
+/* With fewer lanes than this, unneeded ones are not looked for. */
 #define SWEEP_MIN 64
-/* How long a client that closes waits for signals that are being made. */
+/* A client that closes waits so long for signals that are being made. */
 #define CLOSE_NS       NSEC_PER_SEC
 #define CLOSE_PAUSE_NS NSEC_PER_MSEC
 
@@ -54,7 +54,7 @@ lane_put(struct lane *lane)
 
 /* ---- what is noted ---- */
 
-/* A page that cannot be believed tells nothing: the stream may still wait. */
+/* If the page's contents are impossible, the stream may still wait. */
 static bool
 is_over(struct lane *lane, const struct fence *fence)
 {
@@ -66,7 +66,7 @@ is_over(struct lane *lane, const struct fence *fence)
     return true;
 }
 
-/* Lets go of what it does not wait for any more. Under its lock. */
+/* Drops the fences that the stream does not wait for any more. Under lane->lock. */
 static void
 lane_settle(struct lane *lane)
 {
@@ -80,7 +80,7 @@ lane_settle(struct lane *lane)
     }
 }
 
-/* Of a slot it waits for the highest value. */
+/* The wait for the fence's slot, if there is one: only the highest value of a slot is noted. */
 static struct fence *
 find_wait(struct lane *lane, const struct fence *fence)
 {
@@ -92,7 +92,7 @@ find_wait(struct lane *lane, const struct fence *fence)
     return NULL;
 }
 
-/* Before a wait is enqueued, so that none is that is not noted. */
+/* Makes room for the note before a wait is enqueued, so that every enqueued wait is noted. */
 static int
 reserve_wait(struct lane *lane, struct caid_error *error)
 {
@@ -124,7 +124,7 @@ note_wait(struct lane *lane, const struct fence *fence)
 
 /* ---- the table ---- */
 
-/* Its slot goes on with another lane when its last value has come. Under lanes.lock. */
+/* The lane's slot may go to another lane when its last value has landed. Under lanes.lock. */
 static void
 give_slot_up(struct lane *lane)
 {
@@ -144,7 +144,8 @@ lane_free(struct lane *lane)
     free(lane);
 }
 
-/* Whether nothing would be lost with it. Under lanes.lock; a lane that is locked is in use. */
+/* Whether the lane can be freed without losing anything. Under lanes.lock. A locked lane is in
+ * use. */
 static bool
 knows_nothing(struct lane *lane)
 {
@@ -180,7 +181,7 @@ lanes_are_waiting(struct caid_client *client)
     pthread_mutex_lock(&table->lock);
     RB_FOREACH(lane, lane_tree, &table->tree) {
         if (pthread_mutex_trylock(&lane->lock) != 0) {
-            waiting = true; /* or about to */
+            waiting = true; /* the lane is in use, and may be about to wait */
             continue;
         }
         lane_settle(lane);
@@ -215,12 +216,12 @@ lanes_abandon(struct caid_client *client)
     struct lane_table *table = client->lanes;
 
     if (pthread_mutex_trylock(&table->lock) != 0)
-        return; /* a thread of the parent's had it */
+        return; /* a thread of the parent had the lock */
     free_all(table);
     pthread_mutex_unlock(&table->lock);
 }
 
-/* Before the pages are looked at, so that those can go that nobody waits for any more. */
+/* Runs before the pages are tidied, so that pages that no lane waits for any more can go. */
 static void
 lanes_tidy(struct caid_client *client, bool all UNUSED)
 {
@@ -235,7 +236,7 @@ const struct feature lane_feature = {.tidy = lanes_tidy,
                                      .deinit = lanes_deinit,
                                      .abandon = lanes_abandon};
 
-/* One that waits for the daemon, to be given a page, signals nothing any more when it has it. */
+/* A lane that waits for a page from the daemon does not signal any more when it gets it. */
 static void
 wait_until_unlocked(struct lane *lane, uint64_t deadline_ns)
 {
@@ -270,8 +271,8 @@ lanes_close(struct caid_client *client)
 
 /* ---- finding ---- */
 
-/* A device that the daemon has not got, or of which it says what is not known here: by the host,
- * which is always right. */
+/* By the host, which always works, if the daemon does not have the device, or names a kind of
+ * hand-off that is not known here. */
 static enum handoff
 handoff_of(const struct caid_client *client, uint32_t place, bool has_id)
 {
@@ -298,7 +299,7 @@ struct identity {
     CUcontext key;
 };
 
-/* The stream's context is current, if it is a default one. */
+/* For a default stream, its context is current. */
 static int
 identify(const struct drv *drv, CUstream stream, CUcontext context, struct identity *ret,
          struct caid_error *error)
@@ -315,7 +316,7 @@ identify(const struct drv *drv, CUstream stream, CUcontext context, struct ident
     return 0;
 }
 
-/* Another thread may have been faster. */
+/* Adds the lane, unless another thread has added one for the stream: then returns that. */
 static struct lane *
 lane_add(struct lane_table *table, struct lane *lane)
 {
@@ -359,7 +360,7 @@ lane_new(struct caid_client *client, const struct stream *stream, struct identit
     return 0;
 }
 
-/* *ret NULL: there is none, and none is wanted. */
+/* *ret NULL: there is none, and `make` is false. */
 static int
 get_in_context(struct caid_client *client, const struct stream *stream, bool make,
                struct lane **ret, struct caid_error *error)
@@ -404,8 +405,8 @@ lane_find(struct caid_client *client, uint64_t handle, int32_t device, struct la
     return get_lane(client, handle, device, false, ret, error);
 }
 
-/* Enters its stream, which 1 and 2 are only in some contexts and threads. CAID_ERR_INVALID: also
- * where it captures a graph by now. Under its lock. */
+/* Enters the lane's stream. CAID_ERR_INVALID: 1 or 2 is another stream in this context or thread,
+ * or the stream captures a graph by now. Under lane->lock. */
 static int
 lane_enter(struct caid_client *client, const struct lane *lane, struct stream *ret,
            struct caid_error *error)
@@ -430,7 +431,7 @@ lane_enter(struct caid_client *client, const struct lane *lane, struct stream *r
 
 /* ---- slots ---- */
 
-/* Full, or killed. */
+/* Whether the slot is full, or killed. */
 static bool
 slot_is_over(const struct page *page, uint32_t slot)
 {
@@ -439,7 +440,7 @@ slot_is_over(const struct page *page, uint32_t slot)
     return timeline_is_dead(s) || timeline_submitted(s) >= TIMELINE_VALUE_MAX;
 }
 
-/* An event is recorded in one context only. */
+/* A slot with an event is good for lanes of that context only. */
 static bool
 slot_suits(const struct page *page, uint32_t slot, const struct lane *lane)
 {
@@ -449,7 +450,7 @@ slot_suits(const struct page *page, uint32_t slot, const struct lane *lane)
            (!of_slot->event_context || of_slot->event_context == lane->context);
 }
 
-/* Under lanes.lock. Whoever has the slot is not using it now, or is left it. */
+/* Takes the slot from its holder, unless that is using it now. Under lanes.lock. */
 static bool
 take_slot_from(struct lane *holder, const struct page *page, uint32_t slot,
                const struct lane *lane)
@@ -491,8 +492,8 @@ find_slot(struct lane_table *table, struct lane *lane, bool of_others)
     return false;
 }
 
-/* A slot that is dead, or full, is left; and one whose last value has not come, where the stream
- * may be another one by now. */
+/* Whether the lane can go on with its slot. Not if the slot is dead or full; nor if its last value
+ * has not landed and the stream is known only by its handle: it may be another stream by now. */
 static bool
 has_slot(const struct lane *lane)
 {
@@ -523,7 +524,7 @@ need_slot(struct caid_client *client, struct lane *lane, struct caid_error *erro
         pthread_mutex_lock(&table->lock);
         LIST_INSERT_HEAD(&table->pages, page, of_lanes);
         pthread_mutex_unlock(&table->lock);
-        page_unref(page); /* it stays until the client closes */
+        page_unref(page); /* the page stays until the client closes */
     }
     return 0;
 }
@@ -591,15 +592,15 @@ lane_signal_slot(struct caid_client *client, struct lane *lane, struct page *pag
 
 /* ---- waiting ---- */
 
-/* The stream's own comes before what it is to do next. Of a stream that is known by its handle
- * alone nobody can say that it is the same. */
+/* Whether the fence is the stream's own signal: its next work comes after that anyway. A stream
+ * that is known only by its handle may be another one. */
 static bool
 is_own(const struct lane *lane, const struct fence *fence)
 {
     return fence->page == lane->page && fence->slot == lane->slot && !lane->key;
 }
 
-/* What the stream cannot wait for stays: the host does. */
+/* Enqueues the wait. A fence that the stream cannot wait for stays, for the host to wait. */
 static int
 enqueue_pending(struct caid_client *client, struct lane *lane, const struct stream *stream,
                 struct fence *fence, struct caid_error *error)

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A lane is a stream of this process as caid knows it: the slot that it signals, and the fences
- * that it waits for. Found by cuStreamGetId(), since handles are used anew, and 2 is another stream
- * in every thread. A driver without that (before CUDA 12.0) is handed off by the host only, with
- * handle and context for an id: then a slot whose last signal has not come is never signalled
- * again, as the stream may be another one by now.
+ * A lane is caid's state of a stream of this process: the slot that it signals, and the fences that
+ * it waits for. It is found by cuStreamGetId(), since handles are reused, and 2 is another stream
+ * in every thread. Without that function (before CUDA 12.0) hand-off is by the host only, and the
+ * lane is found by handle and context. Then a slot whose last signal has not landed is never
+ * signalled again, since the stream may be another one by now.
  *
- * Life: made when a stream is used for the first time. Nobody tells when a stream goes; a lane that
- * nobody has a reference to, that waits for nothing and has nothing to tell, knows nothing but its
- * slot, and is freed when there are many. A slot whose last value has come passes to another lane
- * that needs one, and goes on counting there.
+ * Life: made when a stream is used for the first time. The driver does not say when a stream is
+ * destroyed. A lane without references that waits for nothing and has no loss to report is freed
+ * when there are many. A slot whose last value has landed may go to another lane, and goes on
+ * counting there.
  *
  * Locks. client->lanes->lock guards the table, and which lane has which slot. lane->lock guards the
  * lane. It is held over driver calls, so that values are stored in the order in which they were
@@ -34,7 +34,7 @@
 struct caid_client;
 struct stream;
 
-/* How streams of a device wait for those of other processes. The daemon says which. */
+/* How streams of a device wait for those of other processes; the daemon decides. */
 enum handoff {
     HANDOFF_MEMOPS,
     HANDOFF_HOST,
@@ -42,7 +42,7 @@ enum handoff {
     N_HANDOFFS,
 };
 
-/* -1: no such. */
+/* -1: there is none of that name. */
 int handoff_find(struct msg_str name);
 
 /* Fences that a lane has room for before it asks for memory. */
@@ -69,8 +69,8 @@ struct lane {
     struct fence *waits; /* enqueued, and not known to have passed */
     size_t n_waits, waits_capacity;
     struct fence few_waits[LANE_WAITS];
-    bool lost;      /* it was let go from one that is lost, and nobody was told yet */
-    bool destroyed; /* nobody will ask */
+    bool lost;      /* a wait for a lost fence has ended, which is not reported yet */
+    bool destroyed; /* the stream is destroyed: nobody will ask for `lost` */
 };
 
 RB_HEAD(lane_tree, lane);
@@ -79,14 +79,14 @@ struct lane_table {
     pthread_mutex_t lock;
     struct lane_tree tree;
     size_t n, sweep_at;
-    LIST_HEAD(, page) pages; /* with the streams' slots */
-    atomic_bool closed;      /* nothing is signalled any more */
+    LIST_HEAD(, page) pages; /* own pages for the slots of streams */
+    atomic_bool closed;      /* no more signals */
 };
 
 extern const struct feature lane_feature;
 
 void lane_table_init(struct lane_table *table);
-/* The client closes: nothing is signalled any more when it returns; a lane that is held up for
+/* The client closes: after this no lane signals any more, but that a lane which is locked for too
  * long is not waited for. Under no lock. */
 void lanes_close(struct caid_client *client);
 

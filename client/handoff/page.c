@@ -12,7 +12,7 @@
 #include "session/client.h"
 #include "session/feature.h"
 
-/* Until a page that has to wait is looked at again. */
+/* A page that has to wait is looked at again after this time. */
 #define RETRY_NS (50 * NSEC_PER_MSEC)
 
 static int
@@ -91,18 +91,18 @@ is_dead(const struct page *page)
 
 /* ---- taking ---- */
 
-/* Whether the memory can be counted on to stay as large as it has to be. */
+/* Whether the memory is large enough, and sealed against shrinking. */
 static bool
 check_file(int fd, uint64_t size)
 {
     struct stat st;
-    int seals = fcntl(fd, F_GET_SEALS); /* fails for what is no memfd */
+    int seals = fcntl(fd, F_GET_SEALS); /* < 0: it is not a memfd */
 
     return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(fd, &st) == 0 && st.st_size >= 0 &&
            (uint64_t)st.st_size >= size;
 }
 
-/* -EPROTO: the fd is not for that. */
+/* -EPROTO: the fd cannot be mapped so. */
 static int
 map_slots(int fd, bool own, struct timeline_slot **ret)
 {
@@ -143,7 +143,7 @@ page_add(struct caid_client *client, uint64_t id, int fd, bool own)
     return 0;
 }
 
-/* The daemon has sent it anew, which it had been told was dropped: the mapping is still here. */
+/* The daemon has sent a page again that was dropped and is still mapped: it is kept again. */
 static int
 page_revive(struct caid_client *client, struct page *page, bool own)
 {
@@ -184,7 +184,7 @@ pages_take(struct caid_client *client, const struct msg_page *pages, uint32_t n,
     return 0;
 }
 
-/* ---- a call for one ---- */
+/* ---- asking for a page ---- */
 
 struct page_call {
     struct call call;
@@ -244,7 +244,7 @@ page_new(struct caid_client *client, struct page **ret, struct caid_error *error
 
 /* ---- the GPU's side ---- */
 
-/* Relaxed: else it would end the capture of a graph by another thread. */
+/* The capture mode is relaxed: else this would end captures of graphs by other threads. */
 static CUresult
 register_slots(const struct drv *drv, struct page *page, const char **ret_call)
 {
@@ -317,7 +317,8 @@ destroy_events(struct caid_client *client, struct page *page)
             client->gpu.drv->cu.cuEventDestroy(page->of_slot[i].event);
 }
 
-/* Of its own, who still waits is let go: no value will come, unless it is on its way. */
+/* If all values of an own page have landed, ends the waits in it: no further value will come. Drops
+ * the reference. */
 static void
 let_go(struct caid_client *client, struct page *page)
 {
@@ -416,7 +417,7 @@ flush(struct caid_client *client)
 
 /* ---- freeing ---- */
 
-/* Whether no reply that is still to come can take it for known here. */
+/* Whether no reply that is still to come can refer to the page. */
 static bool
 is_settled(const struct caid_client *client, const struct page *page)
 {
@@ -424,8 +425,7 @@ is_settled(const struct caid_client *client, const struct page *page)
            client->answered > page->drop_seq;
 }
 
-/* Drops those of others that can go. Returns how many of all pages there are to free, now or
- * later. */
+/* Drops other clients' pages that can go. Returns how many pages are to be freed, now or later. */
 static size_t
 drop_pages(struct caid_client *client)
 {
@@ -502,11 +502,12 @@ context_died(struct caid_client *client, CUcontext context)
 
     pthread_mutex_lock(&client->lock);
     while ((slot = find_expected(client, context)))
-        slot_kill(slot); /* which counts as landed */
+        slot_kill(slot); /* a killed slot counts as landed */
     pthread_mutex_unlock(&client->lock);
 }
 
-/* Any call tells; this one has to do with no stream, one of which may capture a graph. */
+/* Any driver call shows whether the context is dead. This one involves no stream, since streams may
+ * capture graphs. */
 static CUresult
 ask_for_event(const struct drv *drv)
 {
@@ -532,8 +533,8 @@ context_is_gone(const struct drv *drv, CUcontext context)
     return gpu_is_dead(result);
 }
 
-/* Other processes wait for what a context will never store when it is dead, and this one may not
- * notice for long. Primary contexts that the client has retained: others may be gone. */
+/* Looks for dead contexts: other processes may wait for values that a dead context never stores.
+ * Only primary contexts that the client has retained: others may not exist any more. */
 static void
 look_at_contexts(struct caid_client *client)
 {
@@ -566,8 +567,8 @@ page_watch(struct caid_client *client)
     client_leave(client);
 }
 
-/* Whether something may happen to pages that nobody tells of. Who submits a value from now on says
- * so. */
+/* Whether pages may change without notice, so that they have to be polled. A value that is
+ * submitted later calls page_watch(). */
 static bool
 may_change(struct caid_client *client)
 {
@@ -618,7 +619,7 @@ pages_close(struct caid_client *client)
     call_flush(client);
 }
 
-/* Whether a stream may still store to an own one. */
+/* Whether a stream may still store to an own page. */
 static bool
 is_busy(const struct page_table *table)
 {
@@ -642,7 +643,7 @@ pages_deinit(struct caid_client *client)
     }
 }
 
-/* The mappings are not there. */
+/* A child after fork() does not have the mappings: frees host memory only. */
 static void
 pages_abandon(struct caid_client *client)
 {

@@ -1,30 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pages of timelines (timeline.h) as this process has them: its own, mapped for writing, and those
- * of other clients, for reading. A page is mapped when it arrives, and its fd closed then; it is
- * registered with the driver when a stream is to use it for the first time, once, for every context
- * (PORTABLE), other clients' as READ_ONLY. Mappings are not there in a child after fork().
+ * Pages of timelines (timeline.h) in this process: its own, mapped for writing, and those of other
+ * clients, mapped for reading. A page is mapped when it arrives, and its fd is closed then. It is
+ * registered with the driver when a stream uses it for the first time, once for all contexts
+ * (PORTABLE), other clients' pages as READ_ONLY. A child after fork() does not have the mappings.
  *
- * The hold. The daemon sends a page with the first reply that refers to it, and then counts on this
- * client having it, until the client says `drop_pages`. What is sent afterwards brings it again;
- * what was on its way may still refer to it. So a page that is dropped stays in the table until a
- * request that was made after the drop has been answered, or none is in flight whose reply could
- * refer to pages.
+ * The hold. The daemon sends a page with the first reply that refers to it, and then relies on this
+ * client having it, until the client says `drop_pages`. A later reply brings the page again; a
+ * reply that was on its way may still refer to it. So a dropped page stays in the table until a
+ * request that was made after the drop has been answered, or no request is in flight whose reply
+ * could refer to pages.
  *
- * Life. An own page is either one of the streams' slots (lane.h), which it is until the client
- * closes, or a named timeline's, until that is closed and all its signals have come. Other clients'
- * pages go when nobody here needs them and they are dead, or were a timeline's that is closed. They
- * go on the client's thread (reaper.h).
+ * Life. An own page has slots of streams (lane.h), and stays until the client closes; or it belongs
+ * to a named timeline, and stays until that is closed and all its signals have landed. Another
+ * client's page is freed when nobody here needs it, and it is dead, or its timeline is closed here.
+ * The client's thread frees pages (reaper.h).
  *
- * What is registered stays so, and mapped, until the process exits: cuMemHostUnregister() waits for
- * every stream of the process that waits for something, of other libraries, too, which may be for
+ * A registered page stays registered and mapped until the process exits: cuMemHostUnregister()
+ * waits for all waiting streams of the process, those of other libraries, too, and so perhaps for
  * ever. That is 4 KiB of page-locked memory for each page that a stream here has signalled in or
- * waited on. What was never registered is unmapped.
+ * waited for. A page that was never registered is unmapped.
  *
- * The table is under the client's lock, which nobody needs who has a reference to the page: `refs`,
- * the table's and those of every fence (fence.h), of timelines and of what a stream is to call back
- * for. Only taking a reply makes the first one that is not the table's; the last one unmaps. The
- * registration is under page->lock, the last in the order of locks, held over driver calls.
+ * The table is under the client's lock. Whoever has a reference to a page does not need the lock.
+ * `refs` counts the table's reference, and those of fences (fence.h), timelines and callbacks of
+ * streams. Only taking a reply makes the first reference beside the table's; the last one unmaps.
+ * The registration is under page->lock, which is the last in the order of locks, and is held over
+ * driver calls.
  */
 #pragma once
 
@@ -48,26 +49,26 @@ struct lane;
 
 enum page_drop {
     PAGE_KEPT,
-    PAGE_TO_DROP, /* the daemon is to be told */
-    PAGE_DROPPED, /* it has been, after the request number drop_seq */
+    PAGE_TO_DROP, /* the daemon is still to be told */
+    PAGE_DROPPED, /* the daemon has been told, after request drop_seq */
 };
 
-/* What a client knows of a slot, of its own pages or of others'. */
+/* A client's state of a slot, of its own pages or of others'. */
 struct page_slot {
-    struct spin spin; /* for what is to be submitted */
-    /* The highest `done` that was seen, and whether it was seen dead: what has passed has
-     * passed. */
+    struct spin spin; /* for waits until a value is submitted */
+    /* The highest `done` that was seen, and whether the slot was seen dead: neither goes back. */
     _Atomic uint64_t seen;
     atomic_bool dead;
 
-    /* Hand-off by events: the slot's, made here or opened from event_handle; NULL with no_event: it
-     * cannot be. Under page->lock. */
+    /* Hand-off by events: the slot's event, made here or opened from event_handle; NULL with
+     * no_event: there cannot be one. Under page->lock. */
     CUevent event;
-    _Atomic(CUcontext) event_context; /* that it is of; read without the lock, too */
+    _Atomic(CUcontext) event_context; /* the event's context; read without the lock, too */
     uint8_t event_handle[TIMELINE_EVENT_SIZE];
     bool no_event;
 
-    /* In own pages: who has the slot, under lanes.lock; the context of the last signal. */
+    /* In own pages: the lane that has the slot, under lanes.lock; the context of the last signal.
+     * */
     struct lane *lane;
     _Atomic(CUcontext) context;
 };
@@ -86,8 +87,8 @@ struct page {
     /* Under the client's lock. */
     enum page_drop drop;
     uint64_t drop_seq;
-    uint32_t n_timelines; /* open ones that it is of */
-    bool unwanted;        /* the last of those is closed: it goes though it lives */
+    uint32_t n_timelines; /* open timelines of the page */
+    bool unwanted;        /* the last of these is closed: the page can go, dead or not */
 
     /* Under lock. */
     pthread_mutex_t lock;
@@ -117,43 +118,44 @@ void page_table_init(struct page_table *table);
 
 /* ---- taking replies: under the client's lock, in call->take ---- */
 
-/* The pages that came with a reply: each one is checked (a memfd of its size, sealed against
- * shrinking; an fd of its own) and mapped. -EPROTO, also for fds that are no page's. -ENOMEM:
- * the connection has been ended, since the daemon counts on them. */
+/* Takes the pages of a reply: checks each one (a memfd of its size, sealed against shrinking; an fd
+ * of its own), and maps it. -EPROTO, also for an fd that no page refers to. -ENOMEM: the connection
+ * has been ended, since the daemon relies on us having the pages. */
 int pages_take(struct caid_client *client, const struct msg_page *pages, uint32_t n,
                struct call_fds *fds, bool own);
 struct page *page_find(struct caid_client *client, uint64_t id);
 
-/* For the take of page_ask(): this is the page. Where the call was left, it is closed at once; one
- * of another client's has been opened before. */
+/* For `take` of page_ask(): this is the page. If the call was left, the page is closed at once;
+ * another client's page has been opened before. */
 void page_give(struct caid_client *client, struct call *call, struct page *page);
 
 /* ---- any time ---- */
 
 struct page *page_ref(struct page *page);
-/* No driver calls, and no locks: also for threads of the driver's. */
+/* Makes no driver call and takes no lock: threads of the driver may call it. */
 void page_unref(struct page *page);
 
-/* Makes a call that gets a page, with a reference. */
+/* Makes a call whose reply has a page. *ret is a reference to it. */
 int page_ask(struct caid_client *client, struct page **ret, enum msg_method method,
              const void *params,
              int (*take)(struct caid_client *client, struct call *call, const void *result,
                          struct call_fds *fds),
              struct caid_error *error);
-/* Asks the daemon for a page of the client's own, and maps it. With one reference. */
+/* Asks the daemon for an own page, and maps it. *ret is a reference to it. */
 int page_new(struct caid_client *client, struct page **ret, struct caid_error *error);
 
-/* The address of a slot for the streams of a place: registered now, where it was not yet. */
+/* The address of a slot for the streams of a place. Registers the page if that has not been done.
+ * */
 int page_address(struct caid_client *client, struct page *page, uint32_t slot, uint32_t place,
                  CUdeviceptr *ret, struct caid_error *error);
 
-/* A timeline that is the page's is opened, with a reference to it, or closed: then the page may
- * go, and the reference is taken, and the daemon told if it is one's own. Under the client's
+/* A timeline of the page is opened, with a reference to the page; or closed: the reference is
+ * dropped, the page may go, and, if it is an own one, the daemon is told. Under the client's
  * lock. */
 void page_open(struct caid_client *client, struct page *page);
 void page_close(struct caid_client *client, struct page *page);
 
-/* Whether all values of an own slot that were submitted have come, or none will any more. */
+/* Whether all submitted values of an own slot have landed, or none will land any more. */
 static inline bool
 page_slot_has_landed(const struct page *page, uint32_t slot)
 {
@@ -175,16 +177,16 @@ slot_raise(_Atomic uint64_t *word, uint64_t value)
         ;
 }
 
-/* Own slots: everyone who waits for values that have not come is let go. */
+/* For an own slot: ends all waits for values that have not landed. */
 void slot_kill(struct timeline_slot *slot);
-/* A value has been submitted: the client's thread looks whether what is to signal it lives. Not
- * under the client's lock. */
+/* A value has been submitted: from now on the client's thread checks that the context which is to
+ * signal it lives. Not under the client's lock. */
 void page_watch(struct caid_client *client);
 /* When the client's thread has something to do for pages: a time, 0 for now, UINT64_MAX for
  * never. Under lock. */
 uint64_t page_due(const struct caid_client *client);
-/* How often others' pages are looked at for whether they are dead, and one's own for whether
- * what is to signal them is: nobody tells. */
+/* So often pages are polled, since there is no notice: others' pages, whether they are dead, and
+ * own ones, whether the contexts are that have to signal in them. */
 #define PAGE_TICK_NS (500 * NSEC_PER_MSEC)
 
 /* The client's thread has something to do at a time, at the latest. Under lock. */
@@ -195,6 +197,6 @@ page_look_by(struct page_table *table, uint64_t time)
         table->due = time;
 }
 
-/* The client closes: its own pages are given up, so that whoever waits for them is let go when
- * what is on its way has come. Under lock; sends. */
+/* The client closes: gives up its own pages, which ends waits for them when the signals on their
+ * way have landed. Under lock; sends. */
 void pages_close(struct caid_client *client);

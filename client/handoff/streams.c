@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program's streams: made, waited for and asked, with what caid knows of them (lane.h).
- * Nothing is kept here of a stream: its handle is the driver's. */
+/* Makes, destroys, waits for and checks streams of the program, with their lanes (lane.h). It keeps
+ * no state of a stream: the handle is the driver's. */
 #include "lane.h"
 #include "session/client.h"
 #include "session/stream.h"
@@ -32,7 +32,8 @@ caid_stream_create(struct caid_client *client, int32_t device, uint32_t flags, u
     return gpu_result(drv, "cuStreamCreateWithPriority", result, "cannot make a stream", error);
 }
 
-/* Its lane cannot be asked any more, and goes when it waits for nothing. */
+/* The lane of a destroyed stream cannot be asked any more. It is freed when it waits for nothing.
+ * */
 static void
 forget_lane(struct caid_client *client, uint64_t handle)
 {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Named timelines: a page each, whose first slot counts. Its creator asks the daemon for the page,
- * and then for the name; who opens it is sent the page. Nothing after that needs the daemon, and
- * goes on without it.
+ * Named timelines: a page each, of which the first slot is used. The creator asks the daemon for
+ * the page, and then for the name. Whoever opens the timeline gets the page from the daemon. After
+ * that nothing needs the daemon.
  *
- * A timeline is the caller's until caid_timeline_close(), and holds its client and its page.
+ * A timeline belongs to the caller until caid_timeline_close(). It has references to its client and
+ * its page.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -18,7 +19,7 @@ struct caid_timeline {
     struct caid_client *client;
     struct page *page;
     bool creator;
-    pthread_mutex_t lock; /* signals, so that they are made in order */
+    pthread_mutex_t lock; /* keeps signals in order */
     char name[];
 };
 
@@ -89,7 +90,7 @@ check_new(struct caid_client *client, struct caid_timeline **ret, const char *na
     return *ret_timeline ? 0 : fail_errno(error, ENOMEM, "no memory for a timeline");
 }
 
-/* Its page is opened before it has a name, so that closing it gives the page back. */
+/* Opens the page before the timeline has a name, so that a close gives the page back. */
 static int
 get_page(struct caid_timeline *timeline, struct caid_error *error)
 {
@@ -201,7 +202,7 @@ check_order(const struct caid_timeline *timeline, uint64_t value, struct caid_er
     return 0;
 }
 
-/* The value is there before anyone is told that it is on its way. */
+/* Stores the value before `submitted`. */
 static int
 signal_on_host(const struct caid_timeline *timeline, uint64_t value, struct caid_error *error)
 {
@@ -218,7 +219,7 @@ signal_on_host(const struct caid_timeline *timeline, uint64_t value, struct caid
     return 0;
 }
 
-/* The lane is that of the stream; NULL: of the host. */
+/* lane NULL: the host signals. */
 static int
 signal_in_order(struct caid_timeline *timeline, struct lane *lane, uint64_t value,
                 struct caid_error *error)
@@ -257,7 +258,7 @@ caid_timeline_signal(struct caid_timeline *timeline, uint64_t stream, uint64_t v
 
 /* ---- waits ---- */
 
-/* The errors of a wait that speak of the page, in the caller's terms. */
+/* Replaces errors that name the page by errors that name the timeline. */
 static int
 wait_result(const struct caid_timeline *timeline, int r, uint64_t value,
             struct caid_error *error)
@@ -314,7 +315,7 @@ caid_timeline_value(struct caid_timeline *timeline, uint64_t *ret, struct caid_e
     int r = CHECK_GIVEN_OF(timeline, ret, error);
     if (r < 0)
         return r;
-    /* More than it can reach: pending, or lost. */
+    /* A value that is never reached: the fence is pending, or lost. */
     const struct fence fence = fence_of(timeline, CAID_TIMELINE_MAX);
     r = fence_look(&fence, false, &state, error);
     if (r < 0)
