@@ -585,10 +585,12 @@ end(struct model *m)
     EXPECT(m, h_counts(&m->h).names == names, "%llu names are there, not %llu",
            (unsigned long long)h_counts(&m->h).names, (unsigned long long)names);
     m->h.on_reply = NULL;
-    if (m->stopped)
+    if (m->stopped) {
         core_free(m->h.core);
-    else
+        saved_deinit(&m->h);
+    } else {
         h_deinit(&m->h);
+    }
     m->running = false;
 }
 

@@ -42,6 +42,8 @@ saved_deinit(struct harness *h)
     if (h->restore)
         restore_deinit(h->restore);
     free(h->restore);
+    for (size_t i = 0; i < h->n_pages; i++) /* of a core that was not whole, or had stopped */
+        free(h->pages[i].slots);
     for (int i = 0; i < 2; i++)
         if (h->journals[i].bytes)
             munmap(h->journals[i].bytes, BYTES);
