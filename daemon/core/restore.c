@@ -288,9 +288,10 @@ restore_array(const struct restoring *to, struct restore_array *a, bool has_rang
     int r = make_array(to, a, &req);
     if (r == 0 && has_range)
         r = place(to, a);
+    if (r && a->array)
+        array_abandon(to->core, TAKE_PTR(a->array));
     if (r == SPACE_FULL || r == -EFBIG) {
         lose(to, a, &texts, LOST_RECORD);
-        array_abandon(to->core, TAKE_PTR(a->array));
         return 0;
     }
     if (r < 0)
@@ -562,13 +563,14 @@ record_lost(const struct restoring *to, const struct restore_array *a)
 }
 
 /* What is not as it was is recorded: a mark, a name that is lost. Then it goes, where nobody keeps
- * it, since who kept it is lost, or is not waited for; and others of the unit with it. */
+ * it, since who kept it is lost, or is not waited for; and others of the unit with it. -ENOMEM. */
 static int
 end_array(const struct restoring *to, uint32_t i)
 {
     const struct restore_array *a = &to->r->arrays[i];
     const struct record_array *record = a->record;
     struct array *array = array_index_find(to->core->former_arrays, record->key.id);
+    struct use *use;
 
     if (!array || !array->named)
         record_lost(to, a);
@@ -581,6 +583,8 @@ end_array(const struct restoring *to, uint32_t i)
         persist_array(array);
     else if (a->mark)
         persist_mark(array);
+    if (!array->named && use_get(array, &use) < 0) /* it would stay, or go, whoever has it */
+        return -ENOMEM;
     array_settle(to->core, array);
     return 0;
 }

@@ -16,6 +16,7 @@ static const char *const uuids[H_DEVICES] = {"GPU-00000000-0000-0000-0000-000000
                                              "GPU-00000000-0000-0000-0000-000000000002"};
 
 void (*h_arm)(bool on);
+void (*h_on_check)(struct harness *h);
 
 void
 books_arm(bool on)

@@ -239,6 +239,8 @@ bool core_is_behind(const struct core *core);
 
 /* Called with true before each call of the core and with false after it, where it is set. */
 extern void (*h_arm)(bool on);
+/* Called before what is recorded is checked, where it is set. */
+extern void (*h_on_check)(struct harness *h);
 /* What is done now was done before, and is not checked again. */
 extern bool h_known;
 

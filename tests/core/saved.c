@@ -2,6 +2,7 @@
 /*
  * The harness's journal: what the core has recorded, and what another core makes of it.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -382,18 +383,24 @@ assert_pools(struct core *a, struct core *b)
     }
 }
 
+static void
+carry_out(struct core *core)
+{
+    struct core_action a;
+
+    while (core_next(core, &a))
+        if (a.type == CORE_RELEASE)
+            core_release_done(core, a.job, 0, 0, "");
+}
+
 /* Whoever is left exits: then memory is taken by names alone. */
 static void
 end(struct core *core, const struct restore *r)
 {
-    struct core_action a;
-
     for (size_t i = 0; i < r->n_conns; i++)
         core_exited(core, r->conns[i].conn);
     do
-        while (core_next(core, &a))
-            if (a.type == CORE_RELEASE)
-                core_release_done(core, a.job, 0, 0, "");
+        carry_out(core);
     while (core_is_behind(core) && (core_tick(core, core->now_ns), true));
     core_check(core);
     cr_assert(RB_EMPTY(&core->departed) && LIST_EMPTY(&core->aside));
@@ -425,25 +432,39 @@ import(void *userdata UNUSED, struct restore_block *b)
 
 static const struct restore_ops ops = {.import = import, .lost = lost};
 
-/* The core that comes after this one. The tail is torn. */
-static struct core *
-restore(struct harness *h, const struct journal *from, struct journal *source,
-        struct restore *r)
+static void (*fails)(bool on); /* around what may fail */
+
+static void
+arm(bool on)
+{
+    if (fails)
+        fails(on);
+}
+
+/* The core that comes after this one. The tail is torn. -ENOMEM. */
+static int
+take_over(struct core **ret, struct harness *h, const struct journal *from,
+          struct journal *source, struct restore *r)
 {
     struct core_device devices[H_DEVICES];
     struct core_config config = h->config;
-    struct core *core;
+    int rc;
 
     for (uint32_t i = 0; i < h->n_devices; i++)
         devices[i] = h->core->devices[i].info;
     config.devices = devices;
     config.limits.host_bytes = 0; /* what was at a limit is more, for a while */
     config.limits.brackets = config.limits.pages = config.limits.leases = 1000;
+    *ret = NULL;
     *source = journal_new();
     memcpy(source->bytes, from->bytes, from->at);
     memset(source->bytes + from->at, 0xa5, 100);
     cr_assert_eq(journal_open(source), 0);
-    cr_assert_eq(restore_read(r, source), 0);
+    arm(true);
+    rc = restore_read(r, source);
+    arm(false);
+    if (rc < 0)
+        return rc;
     r->journal = source;
     r->ops = &ops;
     r->userdata = r;
@@ -460,30 +481,59 @@ restore(struct harness *h, const struct journal *from, struct journal *source,
                                                      .slots = page->slots};
     }
     core_check_anew();
-    cr_assert_eq(core_new(&core, &config, h->now_ns), 0);
-    core_set_boottime(core, h->now_ns + h->asleep_ns);
-    cr_assert_eq(core_restore(core, r), 0);
-    return core;
+    cr_assert_eq(core_new(ret, &config, h->now_ns), 0);
+    core_set_boottime(*ret, h->now_ns + h->asleep_ns);
+    arm(true);
+    rc = core_restore(*ret, r);
+    arm(false);
+    return rc;
 }
 
-static void
+/* Another one has all; or it fails and ends, and what it leaves is whole for the next one. */
+static bool
 check_journal(struct harness *h, const struct journal *journal)
 {
     struct journal source;
     struct restore r;
-    struct core *core = restore(h, journal, &source, &r);
+    struct core *core;
+    int rc = take_over(&core, h, journal, &source, &r);
 
-    while (!core_is_whole(core))
+    while (rc == 0 && !core_is_whole(core)) {
+        arm(true);
         core_tick(core, h->now_ns);
-    core_check(core);
-    assert_pools(h->core, core);
-    assert_leases(core, &h->core->conns);
-    assert_leases(core, &h->core->departed);
-    assert_holds(core, h->core);
-    end(core, &r);
+        arm(false);
+        rc = core_restore_error(core);
+    }
+    if (rc == 0) {
+        core_check(core);
+        assert_pools(h->core, core);
+        assert_leases(core, &h->core->conns);
+        assert_leases(core, &h->core->departed);
+        assert_holds(core, h->core);
+        end(core, &r);
+    } else {
+        cr_assert(fails && rc == -ENOMEM);
+        fails = NULL;
+        if (core) {
+            core_drop_journal(core);
+            carry_out(core);
+        }
+        core_free(core);
+        check_journal(h, &source);
+    }
     core_check_anew();
     restore_deinit(&r);
     munmap(source.bytes, BYTES);
+    return rc == 0;
+}
+
+bool
+saved_fails(struct harness *h, void (*around)(bool on))
+{
+    fails = around;
+    bool failed = !check_journal(h, h->journal);
+    fails = NULL;
+    return failed;
 }
 
 /* When the new one has all, a keeper may have either. */
@@ -492,6 +542,8 @@ saved_check(struct harness *h)
 {
     if (h_known || !core_is_whole(h->core))
         return;
+    if (h_on_check)
+        h_on_check(h);
     check_journal(h, h->journal);
     if (core_journal_is_renewed(h->core))
         check_journal(h, h->core->persist.next);
@@ -566,6 +618,8 @@ void
 saved_begin_restart(struct harness *h)
 {
     static struct harness old;
+    struct core *core;
+
     core_drop_journal(h->core);
     copy(&old, h);
     old.journal = &old.journals[h->journal - h->journals];
@@ -579,7 +633,8 @@ saved_begin_restart(struct harness *h)
     memset(h->journals, 0, sizeof(h->journals));
     h->restore = calloc(1, sizeof(*h->restore));
     h->journal = &h->journals[0];
-    h->core = restore(h, old.journal, h->journal, h->restore);
+    cr_assert_eq(take_over(&core, h, old.journal, h->journal, h->restore), 0);
+    h->core = core;
     journal_go_on(h->journal);
     core_set_pieces(h->core, old.core->pieces);
     books_restarted(h, has_handle, h->restore);

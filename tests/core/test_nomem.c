@@ -6,6 +6,7 @@
  */
 #include <signal.h>
 
+#include "books.h"
 #include "caid_test.h"
 #include "model.h"
 #include "nomem.h"
@@ -13,6 +14,7 @@
 #define HISTORIES 30 /* in each body */
 
 static bool armed;
+static long n_failed;
 static struct model model;
 
 /* What is done long before the allocation that fails is checked where that was an earlier one. */
@@ -80,6 +82,30 @@ PART(1)
 PART(2)
 PART(3)
 PART(4)
+
+/* ---- the way back ---- */
+
+static void
+fail_to_take_over(struct harness *h)
+{
+    long n = 0;
+
+    do {
+        nomem_countdown = ++n;
+        n_failed += saved_fails(h, arm);
+    } while (nomem_countdown <= 0);
+}
+
+/* A core that takes over ends where an allocation fails, or does without: the next one has all. */
+CAID_TEST_WITH(nomem, the_way_back, .timeout = 240, .fini = report)
+{
+    signal(SIGABRT, on_signal);
+    signal(SIGSEGV, on_signal);
+    h_on_check = fail_to_take_over;
+    for (uint64_t seed = 101; seed <= 100 + HISTORIES; seed++)
+        model_run(&model, seed, false);
+    cr_assert_gt(n_failed, 1000);
+}
 
 /* ---- parts ---- */
 
