@@ -61,7 +61,7 @@ static int
 decode_list(msgpack_zone *zone, const struct field *f, const msgpack_object *o,
             void *ret_record)
 {
-    static const uint64_t empty; /* what a list without elements points to, never NULL */
+    static const uint64_t empty; /* an empty list points here, and is not NULL */
     size_t size = field_element_size(f);
 
     if (o->type != MSGPACK_OBJECT_ARRAY)
@@ -91,8 +91,8 @@ decode_field(msgpack_zone *zone, const struct field *f, const msgpack_object *o,
                             : decode_value(zone, f, f->type, o, (char *)ret_record + f->offset);
 }
 
-/* Index of the field that key names, or n_fields. Keys mostly come in the table's order, so the
- * search starts at the one that is expected next. */
+/* The index of the field that key names, or n_fields. Keys mostly come in the table's order, so the
+ * search starts at the field that is expected next. */
 static uint32_t
 find_field(const struct record *record, const msgpack_object *key, uint32_t expected)
 {
@@ -131,7 +131,7 @@ decode_record(msgpack_zone *zone, const struct record *record, const msgpack_obj
         const msgpack_object_kv *kv = &o->via.map.ptr[i];
         uint32_t at = find_field(record, &kv->key, expected);
         if (at == record->n_fields)
-            continue; /* of a later version */
+            continue; /* a field of a later version */
         int r = decode_field(zone, &record->fields[at], &kv->val, ret);
         if (r < 0)
             return r;

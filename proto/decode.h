@@ -4,7 +4,7 @@
 
 #include "record.h"
 
-/* Fills ret, a struct msg_<record>, from a map that the validator has passed. Lists are taken
- * from zone, strings point into the packet. On failure ret holds a part. -EPROTO, -ENOMEM. */
+/* Fills ret, a struct msg_<record>, from a map that the validator has passed. Lists are allocated
+ * in zone, strings point into the packet. On failure ret is partly filled. -EPROTO, -ENOMEM. */
 int decode_record(msgpack_zone *zone, const struct record *record, const msgpack_object *o,
                   void *ret);

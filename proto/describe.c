@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program of the build, which prints what the table says of records: the structs of
- * caid/records.h, the classes of the Python module caid._answers, the tables of docs/PROTOCOL.md.
+ * A program of the build. It prints the table's records as the structs of caid/records.h, the
+ * classes of the Python module caid._answers, and the tables of docs/PROTOCOL.md.
  */
 #include <ctype.h>
 #include <stdbool.h>
@@ -15,7 +15,7 @@
 struct field {
     const char *type, *name, *unit, *text; /* text NULL: the table does not document it */
     bool required;
-    const char *of, *alone; /* a record, or records; its name where it is one */
+    const char *of, *alone; /* the record of a RECORD or RECORDS; the name of a RECORD */
 };
 
 #define REQUIRED_REQ          true
@@ -87,8 +87,8 @@ print_protocol(const struct record *record)
 
 /* ---- programs ---- */
 
-/* A unit in C, with its count where it is a list, and in Python: % is the name of the field or, of
- * a record, of that. */
+/* A unit's type in C, with the name of a list's count, and its type in Python. % stands for the
+ * name of the field or, where it is a record, for the record's. */
 static const struct unit {
     const char *name, *c, *count, *python;
 } units[] = {
@@ -122,7 +122,7 @@ unit_of(const struct field *f)
     abort(); /* ends the build */
 }
 
-/* Those that programs have: what is of the message alone comes last. */
+/* f, or the end of the list if the rest are fields of the message only, which come last. */
 static const struct field *
 shown(const struct field *f)
 {
@@ -137,7 +137,7 @@ name_of(const struct field *f)
     return f->alone ? f->alone : f->name;
 }
 
-/* form, with name in place of % */
+/* Copies form, with name in place of %. */
 static void
 put_name(char *ret, size_t size, const char *form, const char *name)
 {
@@ -146,7 +146,7 @@ put_name(char *ret, size_t size, const char *form, const char *name)
     snprintf(ret, size, "%.*s%s%s", n, form, form[n] ? name : "", form[n] ? form + n + 1 : "");
 }
 
-/* With quotation marks for backquotes, and `nothing` for the word "absent". */
+/* Prints text with quotation marks for backquotes, and `nothing` for the word "absent". */
 static void
 print_text(const char *text, const char *nothing)
 {
@@ -160,7 +160,7 @@ print_text(const char *text, const char *nothing)
     }
 }
 
-/* A line of code and what it is: behind it, or above it where that is too long. */
+/* Prints a line of code with its comment behind it, or above it if that would be too long. */
 static void
 print_line(const char *code, int width, const char *text, const char *nothing, const char *open,
            const char *close)

@@ -10,7 +10,7 @@
 #define FIXSTR         0xa0 /* MessagePack's strings of at most FIXSTR_MAX bytes */
 #define FIXSTR_MAX     31
 
-/* Where an encoder writes. The first error sticks, and what is written after it is dropped. */
+/* An encoder's output. The first error stays, and later writes are dropped. */
 struct writer {
     struct msg_buf *buf;
     msgpack_packer packer;
@@ -19,7 +19,7 @@ struct writer {
     int error;
 };
 
-/* For n bytes more. A packet of PROTO_PACKET_MAX has no room for any. */
+/* Makes room for n_bytes more. A packet has at most PROTO_PACKET_MAX bytes. */
 static int
 make_room(struct msg_buf *b, size_t n_bytes, size_t n)
 {
@@ -68,7 +68,7 @@ writer_finish(struct writer *w)
     return w->error;
 }
 
-/* One object, as msgpack-c names it. */
+/* Writes one object by msgpack-c's function for `what`. */
 #define PUT(w, what, ...) \
     ((void)((w)->n_items++, msgpack_pack_##what(&(w)->packer, ##__VA_ARGS__)))
 
@@ -78,7 +78,7 @@ put_str(struct writer *w, const char *text, size_t n)
     PUT(w, str_with_body, text, n);
 }
 
-/* Keys are short, and half of what is written: head and text go in one piece. */
+/* Keys are short, and about half of all output: head and text are written in one piece. */
 static void
 put_key(struct writer *w, const struct field *f)
 {
@@ -203,8 +203,8 @@ int
 msg_encode_error(struct msg_buf *b, uint32_t id, const struct msg_error *error)
 {
     struct writer w;
-    /* A text that was cut inside a character, here or before, must not make a packet that the
-     * other side's validator refuses. */
+    /* The text is cut at a character's end, also if it was cut inside one before: else the other
+     * side's validator would refuse the packet. */
     struct msg_error cut = *error;
 
     cut.text.n = (uint32_t)utf8_prefix(error->text.p, error->text.n < ERROR_TEXT_MAX

@@ -10,8 +10,8 @@
 #define ITEMSIZE_MAX  UINT32_C(0x7fffffff)
 #define ALIGNMENT_MAX 16 /* of any type, NumPy's and CUDA's */
 
-/* Sizes in bytes that each kind of the array interface has; 0 ends a row. Kinds with any size
- * (bytes, text, raw memory) have none. */
+/* The sizes in bytes that each kind of the array interface may have; 0 ends a row. Kinds of any
+ * size (bytes, text, raw memory) have none. */
 static const struct kind {
     char kind;
     uint8_t unit; /* bytes per counted unit */
@@ -23,9 +23,9 @@ static const struct kind {
     {'V', 1, {0}},
 };
 
-/* Types that the array interface has no word for, by the names of ml_dtypes. What has fewer bits
- * than 8 takes a byte; of those with an _x2 or _x4, as PyTorch calls them, an element is two or
- * four packed ones. */
+/* Types that the array interface lacks, by the names of ml_dtypes. A type of fewer than 8 bits
+ * takes a byte. An element of a type with _x2 or _x4 (PyTorch's names) is two or four packed
+ * numbers. */
 static const struct named {
     const char *name;
     uint8_t itemsize;
@@ -91,7 +91,7 @@ is_unit(const char *p, const char *end)
     for (p++, end--; *p >= '0' && *p <= '9'; p++)
         ;
     if (p - first > 9 || (p > first && *first == '0'))
-        return false; /* an int that is not 0 */
+        return false; /* too long for an int, or with a leading 0 */
     return end - p == 1 ? memchr("YMWDhms", *p, 7) != NULL
                         : end - p == 2 && memchr("munpfa", *p, 6) && p[1] == 's';
 }
@@ -126,13 +126,13 @@ typestr_itemsize(struct msg_str s)
         return 0;
     bool tail = p == end || (strchr("mM", s.p[1]) && is_unit(p, end));
     uint64_t size = count * kind->unit;
-    /* Without a byte order there is nothing to order: one byte, or raw memory. */
+    /* "|", no byte order, is for single bytes and raw memory only. */
     bool order = s.p[0] != '|' || size == 1 || strchr("SV", s.p[1]);
     return tail && order && size_fits(kind->sizes, count) ? size : 0;
 }
 
-/* What a GPU demands of an element's address; where it is not so, the context is lost. Raw memory
- * and what has fields may lie anywhere, as in NumPy. */
+/* The alignment that a GPU demands of an element's address: a misaligned access kills the context.
+ * Raw memory and structures may lie anywhere, as in NumPy. */
 static uint64_t
 typestr_alignment(struct msg_str s, uint64_t itemsize)
 {
@@ -140,7 +140,7 @@ typestr_alignment(struct msg_str s, uint64_t itemsize)
 
     if (kind && kind->sizes[0] == 0)
         return kind->unit;
-    itemsize &= -itemsize; /* of 3 bytes: 1 */
+    itemsize &= -itemsize; /* its largest factor that is a power of 2: for 3 bytes, 1 */
     return itemsize < ALIGNMENT_MAX ? itemsize : ALIGNMENT_MAX;
 }
 
@@ -186,7 +186,7 @@ apply_strides(struct geometry *g, const int64_t *strides, const int64_t *c_order
             return invalid(ret_why, "stride %u is %" PRId64 " and leaves the array", i,
                            strides[i]);
         if (g->shape[i] <= 1)
-            continue; /* never stepped along */
+            continue; /* a single element has no step */
         if (__builtin_mul_overflow((uint64_t)g->shape[i] - 1, (uint64_t)strides[i], &reach) ||
             __builtin_add_overflow(last, reach, &last) || last > INT64_MAX)
             return invalid(ret_why, "stride %u is %" PRId64 " and reaches beyond 2^63 bytes", i,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shape, strides and element type of an array: what they say about bytes, with every product
- * checked. Typestrings are those of NumPy's array interface protocol, version 3. The daemon checks
- * what its clients ask for by this, and libcaid what a daemon tells.
+ * Shape, strides and element type of an array, and the bytes that follow from them; every product
+ * is checked for overflow. Typestrings are those of NumPy's array interface protocol, version 3. By
+ * this the daemon checks the requests of its clients, and libcaid the replies of the daemon.
  */
 #pragma once
 
@@ -22,20 +22,20 @@ struct geometry {
     uint64_t span;      /* bytes from the first element's start to the last one's end */
 };
 
-/* Bytes of one element of a typestr, or 0 where it is none that an array can have. */
+/* The bytes of one element of a typestr; 0: an array cannot have that typestr. */
 uint64_t typestr_itemsize(struct msg_str typestr);
 
 #define GEOMETRY_WHY_MAX 128
 
-/* Steps of C order, and elements times itemsize. Empty arrays get the steps that their other
- * extents would give, as in NumPy. Errors as of geometry_init(): an extent is negative, 2^63
- * bytes or more. */
+/* The steps of C order, and the number of elements times itemsize. An empty array has the steps
+ * that follow from its other extents, as in NumPy. Errors as in geometry_init(): an extent is
+ * negative, or there are 2^63 bytes or more. */
 int geometry_c_order(uint32_t ndim, const int64_t *shape, uint64_t itemsize,
                      int64_t *ret_strides, uint64_t *ret_nbytes,
                      char ret_why[static GEOMETRY_WHY_MAX]);
 
 /* ret borrows shape and strides. strides.v NULL: C order; strides that are C order anyway are
- * dropped. On -EINVAL ret_why says what is wrong with what. */
+ * dropped. -EINVAL: ret_why names the mistake. */
 int geometry_init(struct geometry *ret, struct msg_str typestr, struct msg_i64s shape,
                   struct msg_i64s strides, char ret_why[static GEOMETRY_WHY_MAX]);
 

@@ -86,7 +86,7 @@ parse_error(struct msg *m, const msgpack_object *o)
 static int
 parse_outcome(struct msg *m, const msgpack_object *parts)
 {
-    m->method = MSG_UNKNOWN; /* known to who asked */
+    m->method = MSG_UNKNOWN; /* only the caller knows what it has asked */
     if (parts[0].type != MSGPACK_OBJECT_NIL)
         return parts[1].type == MSGPACK_OBJECT_NIL ? parse_error(m, &parts[0]) : -EPROTO;
     if (parts[1].type != MSGPACK_OBJECT_MAP)
@@ -116,8 +116,8 @@ parse_envelope(struct msg *m)
     return m->type == MSG_REQUEST ? parse_call(m, parts + 2) : parse_outcome(m, parts + 2);
 }
 
-/* msgpack_unpack_next() would make a zone of 8 KiB for each packet, which costs more than all the
- * rest of a small one; this zone's first chunk comes from malloc's per-thread cache. */
+/* msgpack_unpack_next() would make a zone of 8 KiB for each packet, which costs more than all other
+ * work for a small packet. The first chunk of this zone comes from malloc's per-thread cache. */
 #define ZONE_CHUNK_SIZE 960
 
 static int

@@ -2,10 +2,10 @@
 /*
  * The codec: MessagePack-RPC packets to and from the structs that messages.def describes.
  *
- * A struct msg is one parsed packet. It borrows the packet's bytes, so the packet must outlive
- * it, and owns the storage of what msg_decode_*() filled in, which ends with msg_deinit().
- * msg_parse() runs the validator first: nothing reaches msgpack-c that could make it reserve
- * more than the packet's own size warrants.
+ * A struct msg is one parsed packet. It borrows the packet's bytes, so the packet must outlive it.
+ * It owns the storage of lists that msg_decode_*() fills in, which ends with msg_deinit().
+ * msg_parse() runs the validator first, so that no packet can make msgpack-c reserve much more
+ * memory than the packet's own size.
  *
  * Errors: -EPROTO for anything malformed, missing, of the wrong type or out of range; -ENOMEM.
  */
@@ -88,7 +88,8 @@ enum proto_error {
 #undef ERROR
 };
 
-/* name ("NOT_FOUND"), errno and text of a number of errors.def; NULL or EIO when unknown. */
+/* The name ("NOT_FOUND"), text and errno of a number of errors.def; NULL or EIO for other numbers.
+ * */
 const char *proto_error_name(uint32_t code);
 const char *proto_error_text(uint32_t code);
 int proto_error_errno(uint32_t code);
@@ -105,12 +106,12 @@ enum msg_type {
 struct msg {
     enum msg_type type;
     uint32_t id;                /* requests and responses */
-    enum msg_method method;     /* requests and notifications; MSG_UNKNOWN for others' names */
-    struct msg_str method_name; /* as it came */
+    enum msg_method method;     /* requests and notifications; MSG_UNKNOWN: not in the table */
+    struct msg_str method_name; /* as in the packet */
     uint32_t error;             /* responses: 0 or a number of errors.def */
     struct msg_str error_text;
     int32_t error_cuda;  /* responses: the CUresult behind the error, or 0 */
-    uint64_t error_left; /* the same: of what is not back yet, in millionths, or 0 */
+    uint64_t error_left; /* responses: the part that is not restored yet, in millionths, or 0 */
 
     msgpack_zone *zone; /* storage of root, and of the lists that msg_decode_*() makes */
     msgpack_object root;
@@ -120,7 +121,7 @@ struct msg {
 const char *msg_method_name(enum msg_method method);
 bool msg_method_is_request(enum msg_method method);
 
-/* packet must stay as it is until msg_deinit(). */
+/* packet must not change until msg_deinit(). */
 int msg_parse(struct msg *ret, const void *packet, size_t n);
 void msg_deinit(struct msg *m);
 
@@ -145,24 +146,24 @@ int msg_encode_request(struct msg_buf *b, uint32_t id, enum msg_method method,
 int msg_encode_notify(struct msg_buf *b, enum msg_method method, const void *params);
 int msg_encode_result(struct msg_buf *b, uint32_t id, enum msg_method method,
                       const void *result);
-/* Its text is cut at a character's start to fit 1,024 bytes. */
+/* The error's text is cut at a character's end to fit 1,024 bytes. */
 int msg_encode_error(struct msg_buf *b, uint32_t id, const struct msg_error *error);
 
 /*
- * The room that one record takes in a packet, which is what a server fills packets by: its exact
- * bytes, or, where that is more, its share of PROTO_ITEMS_MAX in bytes. So as long as the rooms
- * of what is in a packet sum up to less than PROTO_PACKET_MAX, neither limit is passed.
- * msg_array_size() reckons the lease at its widest, since that is made once there is room.
+ * The room that one record takes in a packet: its exact bytes or, if that is more, its share of
+ * PROTO_ITEMS_MAX in bytes. As long as the rooms of all records in a packet sum up to less than
+ * PROTO_PACKET_MAX, neither limit is exceeded; so a server fills packets by it. msg_array_size()
+ * takes the lease at its widest, since the lease is made after the room was computed.
  */
 #define RECORD(r) size_t msg_##r##_size(const struct msg_##r *record);
 #include "messages.def"
 
 /*
- * Params, or the result of a response, of a method, or the error of MSG_UNKNOWN, as JSON of one
- * line: secrets blanked, control characters escaped, long strings and lists cut, so that it mostly
- * fits; else it says so. Returns how many bytes it has, without a terminator.
+ * Prints the params or the result of a method, or the error of MSG_UNKNOWN, as JSON on one line:
+ * secrets are blanked, control characters escaped, long strings and lists cut. If it does not fit
+ * even so, it says that. Returns the number of bytes, without a terminator.
  */
 size_t msg_print(char *out, size_t max, enum msg_type type, enum msg_method method,
                  const void *value);
-/* The value of a field of the params; NULL: they have none of that name. */
+/* The value of a field of the params; NULL: there is no field of that name. */
 const void *msg_param(enum msg_method method, const void *params, const char *key);

@@ -26,8 +26,8 @@ read_credentials(struct peer *p, int sock)
     return 0;
 }
 
-/* The kernel answers ERANGE, and how many bytes it wants, until they fit. It takes 70 ns for each,
- * and a process may have 65,536. */
+/* The kernel returns ERANGE, and how many bytes it needs, until the groups fit. It takes 70 ns for
+ * each, and a process may have 65,536 of them. */
 static int
 read_groups(struct peer *p, int sock)
 {
@@ -69,7 +69,7 @@ read_pidfd(struct peer *p, int sock)
 
     if (r == -ENOPROTOOPT)
         r = open_pidfd(p->pid);
-    if (r == -EINVAL || r == -ENODATA) /* exited and reaped, as ESRCH */
+    if (r == -EINVAL || r == -ENODATA) /* it has exited and been reaped: the same as ESRCH */
         r = -ESRCH;
     else if (r < 0 && r != -ESRCH && r != -ENOTSUP)
         return r;

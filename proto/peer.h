@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who is at the other end of a socket, as the kernel says (SO_PEERCRED, SO_PEERGROUPS,
- * SO_PEERPIDFD; unix(7)): fixed at connect(2), never what the client claims. Users and groups that
- * our user namespace does not map are the overflow ones (user_namespaces(7)).
+ * The process at the other end of a socket, as the kernel says (SO_PEERCRED, SO_PEERGROUPS,
+ * SO_PEERPIDFD; unix(7)). It is fixed at connect(2), and does not depend on what the client says.
+ * Users and groups that our user namespace does not map have the overflow ids (user_namespaces(7)).
  */
 #pragma once
 
 #include <sys/types.h>
 
-#define PEER_GROUPS_MAX 1024 /* the kernel takes 70 us to tell them, and others wait for that */
+#define PEER_GROUPS_MAX 1024 /* the kernel takes 70 us for so many, and other clients wait */
 
 struct peer {
     uid_t uid;
@@ -20,6 +20,6 @@ struct peer {
                 * is 0, and this kernel has no SO_PEERPIDFD */
 };
 
-/* -E2BIG: it has more than PEER_GROUPS_MAX groups. */
+/* -E2BIG: the process has more than PEER_GROUPS_MAX groups. */
 int peer_init(struct peer *ret, int sock);
 void peer_deinit(struct peer *p);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Structs to JSON, by the descriptors of record.h: for who looks on. */
+/* Structs to JSON, by the descriptors of record.h: for `caidctl monitor`. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #define LIST_MAX 8   /* elements of a list */
 #define CUT      "\xe2\x80\xa6"
 
-/* Where it goes. What has no room is dropped, and n is more than max. */
+/* The output. Text that does not fit is dropped, and n is more than max then. */
 struct printer {
     char *out;
     size_t n, max;
@@ -35,8 +35,8 @@ static void PRINTF(2, 3) put_format(struct printer *p, const char *fmt, ...)
     va_end(ap);
 }
 
-/* As much of it as is whole characters. Control characters, U+0080 to U+009F among them, as
- * \uNNNN: a terminal may obey them. */
+/* Prints the well-formed characters at the start of s. Control characters, U+0080 to U+009F among
+ * them, are printed as \uNNNN, since a terminal may obey them. */
 static void
 put_text(struct printer *p, const struct msg_str *s)
 {

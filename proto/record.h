@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What messages.def says, as data: one descriptor per record and field, which the encoder, the
- * decoder and the tests walk. Constant, internal to the codec.
+ * The table messages.def as data: one constant descriptor for each record and field, which the
+ * encoder, the decoder and the tests walk. Internal to the codec.
  */
 #pragma once
 
@@ -15,8 +15,8 @@ enum field_type {
     FIELD_U64,
     FIELD_I64,
     FIELD_STR,
-    FIELD_RECORD, /* of an element alone */
-    FIELD_U64S,   /* from here on: lists, in the order of what their elements are */
+    FIELD_RECORD, /* only as the element of a list */
+    FIELD_U64S,   /* from here on: lists, in the order of their elements' types */
     FIELD_I64S,
     FIELD_STRS,
     FIELD_RECORDS,
@@ -27,11 +27,11 @@ struct record;
 struct field {
     const char *key;
     uint8_t n_key;
-    bool required; /* to decode it */
-    bool always;   /* written, whatever it is */
+    bool required; /* a packet without it cannot be decoded */
+    bool always;   /* it is written whatever its value is */
     bool secret;
     enum field_type type;
-    uint16_t offset;         /* in the record's struct: of the value, a list's pointer first */
+    uint16_t offset;         /* in the record's struct: of the value, or of a list's pointer */
     uint16_t n_offset;       /* lists: of the count */
     const struct record *of; /* FIELD_RECORDS: the elements */
 };
@@ -59,7 +59,7 @@ enum record_id {
 extern const struct record proto_records[N_RECORD_IDS];
 extern const struct method proto_methods[MSG_N_METHODS];
 
-/* A list's pointer and count. The pointers' own types differ: copied, never cast. */
+/* A list's pointer and count. The pointer is copied, not cast, since its type differs. */
 static inline const void *
 field_list(const struct field *f, const void *record, uint32_t *ret_n)
 {
@@ -82,7 +82,7 @@ field_is_list(const struct field *f)
     return f->type >= FIELD_U64S;
 }
 
-/* What a list has. */
+/* The type of a list's elements. */
 static inline enum field_type
 field_element(const struct field *f)
 {

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How large a record will be in a packet, by the descriptors of record.h. Reckoned, not encoded for
- * measure: that is on the way of every open.
+ * The size of a record in a packet, by the descriptors of record.h. It is computed without encoding
+ * the record, since every open needs it.
  */
 #include "record.h"
 
-/* What one MessagePack object takes of a packet's objects, in bytes. */
+/* The share of one MessagePack object in a packet, in bytes: a packet has at most PROTO_ITEMS_MAX.
+ * */
 #define ITEM_SHARE (PROTO_PACKET_MAX / PROTO_ITEMS_MAX)
 
 struct size {
@@ -125,7 +126,7 @@ room(enum record_id id, const void *value)
     return size.bytes > size.items * ITEM_SHARE ? size.bytes : size.items * ITEM_SHARE;
 }
 
-/* An array's lease is reckoned at its widest. */
+/* The record with an array's lease at its widest. */
 static size_t
 widest(enum record_id id, const void *value)
 {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which of a storage's two buffers is up to date, in memory that processes share: what comes before
- * its host's buffer (docs/STORAGE.md).
+ * Which of a storage's two buffers is up to date, in memory that processes share. The words lie in
+ * front of the storage's host buffer (docs/STORAGE.md).
  *
- * Each modification raises a version, and says of which side it was. `synced` is the version up to
- * which both sides are equal; while it is less, that side is dirty. A copy stores the version that
- * it began with: what is modified meanwhile is not taken for copied. Both only grow. Whatever is
- * read is another process's word for it: an impossible one is -EBADMSG.
+ * Each modification raises a version, and stores which side it was on. `synced` is the version up
+ * to which both sides are equal; while it is less than the version, the modified side is dirty. A
+ * copy stores the version that it began with, so that a modification during the copy does not count
+ * as copied. Both words only grow. Other processes write them, so they are checked: -EBADMSG for
+ * impossible ones.
  */
 #pragma once
 
@@ -28,7 +29,7 @@ enum sync_state {
 #define SYNC_SIDE_BITS   2
 #define SYNC_VERSION_MAX (UINT64_MAX >> (SYNC_SIDE_BITS + 1))
 
-/* The state that both words are. `synced` has been read first: it is never ahead then. */
+/* The state by both words. The caller has read `synced` first: so it cannot be ahead. */
 static inline int
 sync_state_of(uint64_t modified, uint64_t synced, uint64_t *ret_version)
 {
@@ -49,7 +50,7 @@ sync_load(const struct sync_words *words, uint64_t *ret_version)
     return sync_state_of(atomic_load(&words->modified), synced, ret_version);
 }
 
-/* That side is modified. Returns the state before, which may be older than it could be. */
+/* That side is modified. Returns the state before, which may be out of date. */
 static inline int
 sync_modify(struct sync_words *words, enum sync_state side, uint64_t *ret_version)
 {
@@ -66,7 +67,7 @@ sync_modify(struct sync_words *words, enum sync_state side, uint64_t *ret_versio
     return state;
 }
 
-/* Both sides are as they were at that version. */
+/* Both sides are equal up to that version. */
 static inline void
 sync_pass(struct sync_words *words, uint64_t version)
 {

@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Timelines, as they lie in memory that processes share. A page is a memfd: its owner, one
- * connection, has it mapped for writing, the daemon too, all others for reading. It is an array of
- * slots. Whatever is read from a page is another process's word for it: bounded and checked.
+ * Timelines in memory that processes share. A page is a memfd with an array of slots. Its owner,
+ * one connection, and the daemon have it mapped for writing, all others for reading. Another
+ * process writes the page, so whatever is read from it is checked.
  *
  * A slot counts up. The owner's CPU stores `submitted` when the work that leads to a value has been
- * enqueued; the GPU stores `done` when it has come past it (or, where the device cannot do that, a
- * host function does in its place). A fence is a value of a slot; it has passed when `done` is that
- * far. Values are 1 to TIMELINE_VALUE_MAX and only grow.
+ * enqueued. The GPU stores `done` when it has reached the value; where the device cannot do that, a
+ * host function does. A fence is a value of a slot, and has passed when `done` is at least that.
+ * Values are 1 to TIMELINE_VALUE_MAX and only grow.
  *
- * When the owner's process has exited, the daemon stores what `done` was as `landed`, then
- * TIMELINE_DEAD_SUBMITTED in `submitted` and TIMELINE_DEAD in `done`, which lets every waiter go: a
- * wait of a stream is a cyclic compare (CU_STREAM_WAIT_VALUE_GEQ, CUDA Driver API), in which all
- * ones would be -1. The owner does the same when its context is dead, since no value of its slots
- * will ever be stored then.
+ * When the owner's process has exited, the daemon copies `done` to `landed`, then stores
+ * TIMELINE_DEAD_SUBMITTED in `submitted` and TIMELINE_DEAD in `done`, which ends every wait. A wait
+ * of a stream is a cyclic compare (CU_STREAM_WAIT_VALUE_GEQ, CUDA Driver API), to which all ones
+ * would be -1. The owner does the same when its context is dead, since no value of its slots will
+ * be stored any more.
  *
- * `submitted` is waited for by futex(2), on its low half. That of a dead slot is one that hardly
- * any value has, so that who saw a value and sleeps after the kill finds another; for the rest, and
- * where an owner does not wake anybody, waiters bound their sleep.
+ * Waits for `submitted` use futex(2), on its low half. The low half of a dead slot is one that
+ * hardly any value has, so that a waiter that has seen a value, and sleeps only after the kill,
+ * sees another one. For the other cases, and because an owner may not wake anybody, waiters limit
+ * their sleep.
  */
 #pragma once
 
@@ -38,14 +39,14 @@
 
 #define TIMELINE_SLOTS 16 /* in a page */
 #define TIMELINE_PAGE_BYTES \
-    4096                       /* that are used of a page; the memfd is a page of the system */
+    4096                       /* bytes with slots; the memfd has a page of the system's size */
 #define TIMELINE_EVENT_SIZE 64 /* of a CUipcEventHandle */
 
 struct timeline_slot {
-    _Atomic uint64_t done; /* a cache line that the GPU writes */
+    _Atomic uint64_t done; /* in a cache line that the GPU writes */
     uint64_t unused_0[7];
-    _Atomic uint64_t submitted; /* and one that the owner's CPU does */
-    _Atomic uint64_t landed;    /* before DEAD */
+    _Atomic uint64_t submitted; /* in one that the owner's CPU writes */
+    _Atomic uint64_t landed;    /* `done` before it was TIMELINE_DEAD */
     _Atomic uint32_t
         has_event; /* hand-off by events: `event` is there, and recorded for each value */
     uint32_t unused_1[11];
@@ -59,7 +60,7 @@ static_assert(sizeof(struct timeline_slot) * TIMELINE_SLOTS == TIMELINE_PAGE_BYT
 enum fence_state {
     FENCE_PENDING,
     FENCE_PASSED,
-    FENCE_LOST, /* the owner is dead, and had not come that far */
+    FENCE_LOST, /* the owner is dead, and the value was not reached */
 };
 
 static inline enum fence_state
@@ -85,9 +86,9 @@ timeline_is_dead(const struct timeline_slot *slot)
     return atomic_load_explicit(&slot->done, memory_order_acquire) >= TIMELINE_DEAD;
 }
 
-/* Nothing stores to the slot any more, or what does is over. The caller wakes those who wait for
- * `submitted`. Done twice, the second has no effect. What is above DEAD is no value: left there
- * it would be a smaller one to a cyclic compare, and hold streams for ever. */
+/* Marks the slot as dead, when nothing stores to it any more. The caller wakes the waiters for
+ * `submitted`. A second call has no effect. A `done` above TIMELINE_DEAD is not a value, and is
+ * replaced: to a cyclic compare it would be a smaller one, and streams would wait for ever. */
 static inline void
 timeline_kill(struct timeline_slot *slot)
 {
@@ -100,15 +101,15 @@ timeline_kill(struct timeline_slot *slot)
     atomic_store_explicit(&slot->done, TIMELINE_DEAD, memory_order_release);
 }
 
-/* Who waits for `submitted`, by its low half. */
+/* Wakes the waiters for `submitted`, which wait on its low half. */
 static inline void
 timeline_wake(struct timeline_slot *slot)
 {
-    static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "it is the first word");
+    static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the low half is the first word");
     syscall(SYS_futex, &slot->submitted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* All of its slots; who waits is woken. */
+/* Kills all slots of the page, and wakes their waiters. */
 static inline void
 timeline_kill_page(struct timeline_slot slots[TIMELINE_SLOTS])
 {

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Length of the character that starts with byte, 0 for a byte that starts none. */
+/* The length of the character that starts with byte; 0: none does. */
 static size_t
 sequence_length(uint8_t byte)
 {

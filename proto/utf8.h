@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-/* Bytes of the longest well-formed prefix, which ends with a whole character; n: all is well. */
+/* The bytes of the longest well-formed prefix, which ends with a whole character; n: all of it. */
 size_t utf8_prefix(const void *text, size_t n);
 
 /* Bytes before the first control character (U+0000 to U+001F, U+007F to U+009F) of text that is

@@ -22,14 +22,14 @@ enum kind {
     KIND_MAP
 };
 
-/* What a MessagePack object's first byte says. */
+/* The meaning of a MessagePack object's first byte. */
 struct form {
     uint8_t kind;
     uint8_t mask;  /* of the bits of the first byte that hold the count */
     uint8_t width; /* bytes that follow it: the value of a scalar, the count of others */
 };
 
-/* Not named, so refused: 0xc1, which no encoder writes, bin, ext and float. */
+/* Bytes without an entry are refused: 0xc1, which no encoder writes, bin, ext and float. */
 static const struct form forms[256] = {
     [0x00 ... 0x7f] = {KIND_SCALAR, 0, 0},
     [0x80 ... 0x8f] = {KIND_MAP, 0x0f, 0},
@@ -147,7 +147,8 @@ take_object(struct validator *v, struct level *key_of)
     }
 }
 
-/* Takes the next object out of the innermost container; says whether it is a key there. */
+/* Counts the next object of the innermost container. Returns the container if the object is a key
+ * there, else NULL. */
 static struct level *
 next_key_of(struct validator *v)
 {
@@ -160,7 +161,7 @@ next_key_of(struct validator *v)
 int
 proto_validate(const void *packet, size_t n)
 {
-    struct validator v; /* levels are set as they open: 2 KiB not worth clearing */
+    struct validator v; /* not zeroed, which would cost 2 KiB: a level is set when it opens */
 
     if (n > PROTO_PACKET_MAX)
         return -EPROTO;

@@ -17,7 +17,8 @@ clock_now_ns(void)
     return (uint64_t)ts.tv_sec * NSEC_PER_SEC + (uint64_t)ts.tv_nsec;
 }
 
-/* The same, and the time that the machine has slept: for what is to end whether or not it does. */
+/* CLOCK_BOOTTIME: the same plus the time that the machine has slept, for deadlines that hold also
+ * while it sleeps. */
 static inline uint64_t
 clock_boot_ns(void)
 {

@@ -101,8 +101,9 @@ append_escaped(char *out, char *end, const char *text)
     return out;
 }
 
-/* One write, so that lines of several processes do not mix. A full pipe loses the line: who logs
- * must not wait for who reads (I5), and stderr is not ours to make non-blocking. */
+/* One write(2), so that lines of several processes do not mix. If the pipe is full the line is
+ * lost: the daemon must not wait for the reader of its log (I5). stderr cannot be made
+ * non-blocking, since other processes may share it. */
 static void
 write_line(char *line, char *end)
 {
@@ -114,8 +115,8 @@ write_line(char *line, char *end)
     ssize_t n UNUSED = write(STDERR_FILENO, line, (size_t)(end - line));
 }
 
-/* By the "Native Journal Protocol" of systemd, in the form for values of one line. false: it is
- * not taken, or not now. */
+/* Sends the line by systemd's "Native Journal Protocol", in the form for values of one line. false:
+ * the journal does not take it, or not now. */
 static bool
 send_fields(enum log_level level, const struct log_field *fields, const char *line)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Logging for the daemon and the tools; libcaid itself never logs. Lines go to stderr. Where
- * stderr is the journal's stream (JOURNAL_STREAM names its device and inode, systemd.exec(5)),
- * each line starts with the "<N>" priority of sd-daemon(3); on a terminal or in a file with the
- * level's name. Control characters in a message are written as \xNN, so that no client string
- * can forge a line. Where stderr is the journal's, a line with fields goes to the journal's own
- * socket; where that does not take it at once, as any other line.
+ * Logging for the daemon and the tools; libcaid itself never logs. Lines go to stderr. If stderr is
+ * the journal's stream (JOURNAL_STREAM names its device and inode, systemd.exec(5)), each line
+ * starts with the "<N>" priority of sd-daemon(3), else with the level's name. Control characters in
+ * a message are written as \xNN, so that no client string can forge a line. If stderr is the
+ * journal's stream, a line with fields goes to the journal's own socket; if that does not take it
+ * at once, it goes to stderr like any other line.
  */
 #pragma once
 
@@ -28,8 +28,8 @@ void log_set_level(enum log_level level);
 int log_level_parse(const char *text);
 
 struct log_field {
-    const char *name;  /* as the journal has it: "CAID_UID"; NULL: the last one */
-    const char *value; /* "": it is left out */
+    const char *name;  /* a field of the journal: "CAID_UID"; NULL: the end of the list */
+    const char *value; /* "": the field is left out */
 };
 
 /* fields NULL: none. */

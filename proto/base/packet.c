@@ -131,8 +131,8 @@ packet_recv_batch(int sock, uint8_t data[PACKET_BATCH][PACKET_MAX], ssize_t ret_
     return n;
 }
 
-/* The limit of a socket's sends is that of its connect(2) (unix_stream_connect()). In time or not,
- * it is taken away again: packets are sent without waiting, or for as long as it takes. */
+/* A socket's timeout for sends is also that of connect(2) (unix_stream_connect()). It is taken away
+ * afterwards: sends of packets do not block, or have no timeout. */
 static int
 connect_within(int fd, const struct sockaddr_un *address, uint64_t timeout_ns)
 {
@@ -155,7 +155,7 @@ connect_within(int fd, const struct sockaddr_un *address, uint64_t timeout_ns)
     return 0;
 }
 
-/* connect(2) says ECONNREFUSED or EACCES of what is no socket at all. */
+/* Whether the path is not a socket: connect(2) returns ECONNREFUSED or EACCES then. */
 static bool
 is_no_socket(const char *path)
 {
@@ -169,7 +169,7 @@ packet_connect_within(const char *path, uint64_t timeout_ns, int *ret_fd)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t n = strlen(path);
 
-    if (n == 0) /* would be a name in the abstract namespace */
+    if (n == 0) /* an empty path would be a name in the abstract namespace */
         return -ENOENT;
     if (n >= sizeof(address.sun_path))
         return -ENAMETOOLONG;

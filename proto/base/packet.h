@@ -18,12 +18,11 @@
 int packet_send(int sock, const void *data, size_t n, const int *fds, size_t n_fds, int flags);
 
 /*
- * Receives one packet into data, of so many bytes. Fds arrive CLOEXEC and belong to
- * the caller. With max_fds 0 no control buffer is given: the kernel drops what was sent
- * (unix(7)), and says so.
+ * Receives one packet into data, which has `room` bytes. Fds arrive CLOEXEC and belong to the
+ * caller. With max_fds 0 there is no control buffer: the kernel drops fds (unix(7)), and says so.
  * Returns the packet's length, 0 at end of file, or -EAGAIN, -ECONNRESET, ...; -EMSGSIZE when
- * packet or fds were cut (MSG_TRUNC, MSG_CTRUNC: nothing is kept); the connection must end
- * then. An empty packet reads as end of file.
+ * packet or fds were cut (MSG_TRUNC, MSG_CTRUNC: nothing is kept); the connection must end then. An
+ * empty packet reads as end of file.
  */
 ssize_t packet_recv_into(int sock, void *data, size_t room, int *ret_fds, size_t max_fds,
                          size_t *ret_n_fds, int flags);
@@ -36,14 +35,14 @@ packet_recv(int sock, void *data, int *ret_fds, size_t max_fds, size_t *ret_n_fd
 }
 
 /* Receives, without waiting, up to PACKET_BATCH packets without fds, each into PACKET_MAX bytes of
- * its own. Returns how many, or -EAGAIN, -ECONNRESET, ...; ret_n[i] is a packet's length, 0 at end
- * of file, or -EMSGSIZE as above. Fewer than PACKET_BATCH: no more were there, and epoll(7) tells
- * of what comes. */
+ * its own. Returns their number, or -EAGAIN, -ECONNRESET, ...; ret_n[i] is a packet's length, 0 at
+ * end of file, or -EMSGSIZE as above. Fewer than PACKET_BATCH: the socket is empty, and epoll(7)
+ * reports the next packet. */
 int packet_recv_batch(int sock, uint8_t data[PACKET_BATCH][PACKET_MAX],
                       ssize_t ret_n[PACKET_BATCH]);
 
-/* Connects to a socket path. -ENOTSOCK where the path is no socket. Who listens and does not accept
- * is waited for, for timeout_ns at most where that is not 0: then -EAGAIN, or -EINTR after a
+/* Connects to a socket path. -ENOTSOCK: the path is not a socket. If the other side listens and
+ * does not accept, waits for at most timeout_ns (0: without end): then -EAGAIN, or -EINTR after a
  * signal. */
 int packet_connect_within(const char *path, uint64_t timeout_ns, int *ret_fd);
 

@@ -13,7 +13,7 @@ thread_id(void)
     return (pid_t)syscall(SYS_gettid);
 }
 
-/* A thread that takes no signal: those are the others'. -errno. */
+/* Starts a thread that takes no signal: other threads of the process take them. -errno. */
 static inline int
 thread_spawn(pthread_t *ret, void *(*run)(void *), void *arg)
 {

@@ -10,7 +10,8 @@
 #include <sys/queue.h>
 #include <uv/tree.h>
 
-/* With three arguments, as in BSD and as libuv had it before 1.50, whatever the copy says. */
+/* RB_NEXT with three arguments, as in BSD and in libuv before 1.50, whichever version is installed.
+ * */
 #undef RB_NEXT
 #define RB_NEXT(name, head, x) name##_RB_NEXT(x)
 
