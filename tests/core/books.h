@@ -41,10 +41,10 @@ bool saved_name(const struct harness *h, const char *pool, const char *name);
 uint64_t saved_count(const struct harness *h, bool blocks);
 /* Kills the core as it is now, in a copy, and looks at the one that comes after it. */
 void saved_check(struct harness *h);
-/* Another core takes over, and what may fail of it does where an allocation in between the calls of
- * around() does. Whether it has: what it leaves is whole for the next one. */
+/* The same, with allocations that fail between around(true) and around(false). Whether that core
+ * has ended of one: then the next one has all. */
 bool saved_fails(struct harness *h, void (*around)(bool on));
-/* The same, but what comes after it takes its place. */
+/* The core that comes after this one takes its place. */
 void saved_restart(struct harness *h);
 /* And has not all back, before saved_finish(). */
 void saved_begin_restart(struct harness *h);
