@@ -125,6 +125,10 @@ def copy_tree():
     for path in TREE.rglob("*"):
         if path.is_file() and path.relative_to(TREE).as_posix() not in names:
             path.unlink()
+    consumers = TREE / "build/consumers"  # the foreign programs that ./dev test fetches
+    consumers.parent.mkdir(exist_ok=True)
+    if not consumers.is_symlink():
+        consumers.symlink_to(ROOT / "build/consumers")
 
 
 def test(selection):
