@@ -29,7 +29,7 @@ enum ctl_option {
     OPT_METHOD = 1 << 13,
     OPT_SVG = 1 << 14,
     OPT_DELAY = 1 << 15,
-    OPT_D = 1 << 16, /* -d, of either */
+    OPT_D = 1 << 16, /* -d, which is --device or --delay */
     OPT_TICKETS = 1 << 17,
     OPT_PID = 1 << 18,
     OPT_GONE = 1 << 19,
@@ -166,7 +166,7 @@ parse_count(struct ctl *ctl, const char *text)
     return CTL_OK;
 }
 
-/* Returns CTL_OK, or the status to exit with; *ret_done: with that status, having done all. */
+/* Returns CTL_OK or the exit status. *ret_done: there is nothing left to do, also with CTL_OK. */
 static int
 parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool *ret_done)
 {
@@ -238,7 +238,7 @@ run_verb(struct ctl *ctl, const struct verb *verb, int argc, char **argv)
 {
     if (!verb->offline && ctl_connect(ctl) < 0) {
         _cleanup_free_ char *why = format_plain(ctl->error.message);
-        fprintf(stderr, "caidctl: %s\n", why); /* it starts with the socket */
+        fprintf(stderr, "caidctl: %s\n", why); /* the message starts with the socket */
         return ctl_status(ctl);
     }
     int status = verb->run(ctl, argc, argv);
@@ -246,7 +246,7 @@ run_verb(struct ctl *ctl, const struct verb *verb, int argc, char **argv)
     return status;
 }
 
-/* JSON is written when it is whole: a verb that failed on the way leaves no half document. */
+/* Writes JSON when the document is complete: a verb that fails on the way prints no half of it. */
 static int
 run_with_json(struct ctl *ctl, const struct verb *verb, int argc, char **argv)
 {
@@ -282,7 +282,7 @@ main(int argc, char **argv)
     unsigned given = 0;
     bool done = false;
 
-    signal(SIGXFSZ, SIG_IGN); /* as a full disk is */
+    signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit is then an error, as on a full disk */
     if (!setlocale(LC_CTYPE, "") || MB_CUR_MAX == 1)
         setlocale(LC_CTYPE, "C.UTF-8"); /* names are UTF-8 in any case */
     int status = verbs_weights(argc, argv);

@@ -17,7 +17,7 @@ ctl_complain(const char *what, const char *why)
     fprintf(stderr, "caidctl: %s: %s\n", plain_what, plain_why);
 }
 
-/* What the library itself finds wrong with the connection is no refusal: no answer is none. */
+/* An error of the connection, which the library reports itself, is not a refusal by the daemon. */
 int
 ctl_status(const struct ctl *ctl)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the verbs of caidctl share: the options, the connection, and how they report. A verb is
- * called with the arguments that follow its name and returns the exit status: 0, 1 for what went
- * wrong here (usage, no daemon), 2 for what the daemon refused. It prints its result at the end,
- * or writes it to `out`, which goes to stdout when it is a whole document.
+ * The options, the connection and the reporting that the verbs of caidctl share. A verb is called
+ * with the arguments after its name, and returns the exit status: 0, 1 for an error here (usage, no
+ * daemon), 2 for a refusal by the daemon. It prints its result at the end, or writes it to `out`,
+ * which goes to stdout when the document is complete.
  */
 #pragma once
 
@@ -33,7 +33,7 @@ struct ctl {
     const char *pid;    /* --pid, or NULL */
     bool json, bytes, all, long_, unnamed, tickets, gone, ignore_missing, lost, force, undo;
     uint32_t count; /* --count, or 0 */
-    bool is_quiet;  /* nothing is complained of */
+    bool is_quiet;  /* ctl_failed() prints nothing */
 
     struct caid_client *client; /* NULL for a verb that needs none */
     struct caid_error error;
@@ -43,21 +43,21 @@ struct ctl {
 /* "caidctl: WHAT: WHY" on stderr, controls escaped. */
 void ctl_complain(const char *what, const char *why);
 
-/* ctl->client. Negative: ctl->error. */
+/* Sets ctl->client. < 0: ctl->error is filled. */
 int ctl_connect(struct ctl *ctl);
 
-/* The status to exit with after ctl->error; and with a complaint about what failed. */
+/* The exit status for ctl->error. ctl_failed() also complains about `what`. */
 int ctl_status(const struct ctl *ctl);
 int ctl_failed(const struct ctl *ctl, const char *what);
 
 /* The index of a device that was given as index or UUID; -1 after a complaint. */
 int32_t ctl_device(const struct ctl *ctl, const char *text);
 
-/* A number up to max, and nothing else. */
+/* Whether text is a number up to max, and nothing else. */
 bool ctl_number(const char *text, unsigned long max, unsigned long *ret);
 
-/* load and save become a program of the Python package's. Returns CTL_OK where it is another verb,
- * or CTL_LOCAL after a complaint. */
+/* For load and save, replaces this process by a program of the Python package. Returns CTL_OK for
+ * another verb, CTL_LOCAL after a complaint. */
 int verbs_weights(int argc, char **argv);
 
 int verb_status(struct ctl *ctl, int argc, char **argv);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gathers what the checks look at, and runs them. */
+/* Gathers the state that the checks look at, and runs them. */
 #include "doctor.h"
 
 #include <errno.h>
@@ -29,7 +29,7 @@ find_socket(struct doctor *doctor)
         doctor->socket_error = -errno;
 }
 
-/* A connection under way. It may never end: the thread is then left to itself, and this with it. */
+/* An attempt to connect. It may never end: then the thread and this struct are left behind. */
 struct attempt {
     struct caid_connect_options options;
     struct caid_client *client;
@@ -84,7 +84,7 @@ ask_daemon(struct doctor *doctor)
     doctor->n_devices = caid_client_devices(ctl->client, &doctor->devices);
 }
 
-/* The one that a client of this daemon uses here. */
+/* Opens the driver that a client of this daemon uses here. */
 static void
 open_driver(struct doctor *doctor)
 {

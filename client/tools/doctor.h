@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What `caidctl doctor` looks at. A check is a small function that looks at one thing and tells
- * what it found: fine, a warning (it works, and costs something or is at risk), or a problem
- * (something does not work), the last two with what to do about it. What can be told has an id, by
- * which programs know it; it stays as it is.
+ * The checks of `caidctl doctor`. A check is a small function that looks at one thing and returns a
+ * finding: fine, a warning (it works, but is slow or at risk), or a problem (it does not work). A
+ * warning or a problem comes with a remedy. Each kind of finding has an id for programs, which
+ * never changes.
  */
 #pragma once
 
@@ -29,11 +29,11 @@ struct finding {
     char *remedy; /* NULL with ok */
 };
 
-/* What the checks look at, from doctor_init() to doctor_deinit(). What there is none of is NULL or
- * 0: a daemon may not answer, and this process may have no driver. */
+/* The state that the checks look at, from doctor_init() to doctor_deinit(). Fields are NULL or 0
+ * where no daemon answers, or this process has no driver. */
 struct doctor {
     struct ctl *ctl; /* client NULL: no daemon answers; then error says why */
-    bool silent;     /* one has taken the connection, and said nothing for DOCTOR_PATIENCE_S */
+    bool silent;     /* a daemon has accepted, and not answered for DOCTOR_PATIENCE_S */
 
     char socket[108];
     const char *origin; /* of that path: client/session/connect.h */
@@ -55,7 +55,8 @@ struct doctor {
 void doctor_init(struct doctor *doctor, struct ctl *ctl);
 void doctor_deinit(struct doctor *doctor);
 
-/* Calls fn for each finding, in order; device -1: it is of none. The finding lives for the call. */
+/* Calls fn for each finding, in order. device -1: it is not about a device. The finding is valid
+ * during the call. */
 typedef void doctor_fn(const char *what, int32_t device, const struct finding *finding,
                        void *userdata);
 void doctor_run(const struct doctor *doctor, doctor_fn *fn, void *userdata);
@@ -81,7 +82,7 @@ struct check {
     void (*look)(const struct doctor *doctor, int32_t device, struct finding *ret);
 };
 
-/* Ended by one without a name. */
+/* The lists end with a check without a name. */
 extern const struct check doctor_checks_first[];  /* always; the daemon, this process */
 extern const struct check doctor_checks_device[]; /* for each of the daemon's devices */
 extern const struct check doctor_checks_daemon[]; /* where a daemon answers: its state */

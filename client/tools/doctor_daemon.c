@@ -178,7 +178,7 @@ look_own_driver(const struct doctor *doctor, int32_t device UNUSED, struct findi
     }
 }
 
-/* One message of the daemon's brings up to 253; the software driver keeps one for each block. */
+/* A message of the daemon brings up to 253 fds; the software driver keeps one for each block. */
 #define FEW_FILES 512
 
 static void
@@ -248,7 +248,7 @@ look_usage(const struct doctor *doctor, int32_t device UNUSED, struct finding *r
                u->connections, u->arrays, u->leases, u->brackets, u->pages);
 }
 
-/* Of a list that is told by its number and its first names. */
+/* A list is reported by its length and its first names: so many. */
 #define N_NAMES 3
 
 struct some {
@@ -271,7 +271,7 @@ some_more(const struct some *some)
     return some->n > N_NAMES ? ", ..." : "";
 }
 
-/* As the daemon reckons: blocks on devices. */
+/* Counts as the daemon does: blocks on devices. */
 static int
 pool_is_full(const struct caid_pool *pool, void *userdata)
 {
@@ -337,7 +337,7 @@ daemon_has(const struct doctor *doctor, const char *uuid)
     return false;
 }
 
-/* Of another driver than the daemon's none is its own. */
+/* If this process has another driver than the daemon, none of its devices is the daemon's. */
 static void
 look_left_out(const struct doctor *doctor, int32_t device UNUSED, struct finding *ret)
 {

@@ -32,7 +32,7 @@ look_found(const struct doctor *doctor, int32_t device, struct finding *ret)
     finding_ok(ret, "device_ok", "%s, %s, %s of %s free", d->name, d->uuid, unused, total);
 }
 
-/* The same device as this process's driver has it: its ordinal, or -1. */
+/* The ordinal that the device has in this process's driver; -1: it does not have the device. */
 static int
 find_here(const struct doctor *doctor, int32_t device, struct drv_device *ret)
 {
@@ -113,7 +113,7 @@ look_readonly_host(const struct doctor *doctor, int32_t device, struct finding *
     finding_remedy(ret, "a newer driver may take it");
 }
 
-/* What "auto" would choose. */
+/* Whether "auto" would choose memops. */
 static bool
 could_memops(const struct caid_device *device)
 {

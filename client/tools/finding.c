@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a check tells. */
+/* The finding of a check. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -42,13 +42,13 @@ format_text(const char *fmt, ...)
     return text;
 }
 
-/* What turns the direction of text, ends a line, or is no character. */
+/* Characters that change the direction of text, end a line, or are no characters. */
 #define DISRUPTIVE                                                       \
     "\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066" \
     "\u2067\u2068\u2069\ufffe\uffff"
 
-/* Bytes of the character at s that a terminal may have as they are; 0: none. U+0080 to U+009F
- * are controls, too. */
+/* The bytes of the character at s, if it may be written to a terminal; else 0. U+0080 to U+009F are
+ * control characters, too. */
 static size_t
 printable(const char *s, size_t n)
 {
@@ -99,7 +99,7 @@ format_plain(const char *s)
     return text;
 }
 
-/* Bytes of s that fit; *ret_width: the columns that they take. */
+/* The bytes of s that fit into so many columns; *ret_width: the columns that they take. */
 static size_t
 fit(const char *s, size_t columns, size_t *ret_width)
 {
@@ -109,7 +109,8 @@ fit(const char *s, size_t columns, size_t *ret_width)
 
     for (*ret_width = 0; at < n; at += used) {
         used = mbrtowc(&c, s + at, n - at, &state);
-        if (used == 0 || used > n - at) /* not in this locale's encoding: a byte, a column */
+        if (used == 0 ||
+            used > n - at) /* not in this locale's encoding: one byte, one column */
             used = 1, c = L'?', state = (mbstate_t){0};
         size_t w = wcwidth(c) > 0 ? (size_t)wcwidth(c) : 0;
         if (w > columns - *ret_width)
@@ -150,7 +151,7 @@ format_bytes(uint64_t bytes, bool exact)
         return format_text("%" PRIu64, bytes);
     if (bytes < 1024)
         return format_text("%" PRIu64 " B", bytes);
-    /* As long as it would be shown as 1024.0 of a unit. */
+    /* Goes on as long as it would be printed as 1024.0 of a unit. */
     for (value /= 1024; value >= 1023.95 && unit + 1 < ARRAY_SIZE(units); unit++)
         value /= 1024;
     return format_text("%.1f %s", value, units[unit]);

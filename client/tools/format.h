@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Values as people read them. Functions that return a string return a new one, to be freed; out
- * of memory ends the program. */
+/* Values in a form for people. A returned string is a new one, which the caller frees. Out of
+ * memory ends the program. */
 #pragma once
 
 #include <stdarg.h>
@@ -9,18 +9,18 @@
 
 #include "base/macros.h"
 
-/* Says so and exits 1. */
+/* Prints that, and exits with 1. */
 _Noreturn void out_of_memory(void);
 
 /* As printf(3). */
 char *format_text(const char *fmt, ...) PRINTF(1, 2);
 char *format_args(const char *fmt, va_list args) PRINTF(1, 0);
 
-/* s with control characters (C0, DEL, C1, those of lines and of the direction of text) and what is
- * not UTF-8 as \xNN, and \ as \\ where any of them is. */
+/* s with \xNN for control characters (C0, DEL, C1, those of lines and of the direction of text) and
+ * bytes that are not UTF-8; then also with \\ for \. */
 char *format_plain(const char *s);
 
-/* Columns of a terminal that it takes, by the locale; and s cut to so many, with an ellipsis. */
+/* The columns that s takes in a terminal, by the locale; and s cut to so many, with an ellipsis. */
 size_t format_width(const char *s);
 char *format_cut(const char *s, size_t columns);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes JSON (RFC 8259) to a stream as it is told: commas, indentation and escapes are its own.
- * Keys are ASCII; strings are UTF-8, and a byte that is none becomes U+FFFD. Put on the stack,
- * nothing to free. key NULL: an element of a list, or the whole document.
+ * Writes JSON (RFC 8259) to a stream, one value at a call; it adds commas, indentation and escapes.
+ * Keys are ASCII. Strings are UTF-8; a byte that is not becomes U+FFFD. The struct may lie on the
+ * stack, and needs no destructor. key NULL: an element of a list, or the whole document.
  */
 #pragma once
 
@@ -29,7 +29,7 @@ void json_close(struct json *json, char bracket);
 #define json_list(json, key)   json_open(json, key, '[')
 #define json_list_end(json)    json_close(json, ']')
 
-/* What JSON writes as it is printed. */
+/* A value that JSON writes as it is formatted: numbers and words. */
 void json_value(struct json *json, const char *key, const char *fmt, ...) PRINTF(3, 4);
 #define json_u64(json, key, value)  json_value(json, key, "%" PRIu64, (uint64_t)(value))
 #define json_i64(json, key, value)  json_value(json, key, "%" PRId64, (int64_t)(value))

@@ -21,7 +21,8 @@ print_text(const struct map_rect *rect, size_t columns)
         printf("%*s", (int)(LABEL - indent - format_width(cut)), "");
 }
 
-/* A column at least, while there are some; with its text where that fits. */
+/* Prints a range, at least one column as long as there are columns left; with its text if that
+ * fits. */
 static size_t
 print_stretch(const struct map_rect *rect, size_t filled, size_t columns)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory as a picture: rectangles in rows, one for each stretch of a block, and their headings.
- * Where each lies is the same for all who draw it; what it looks like is theirs.
+ * Memory as a picture: rectangles in rows, one for each range of a block, and headings. The map
+ * says where each rectangle lies; the terminal and the SVG draw it in their own ways.
  */
 #pragma once
 

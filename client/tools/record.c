@@ -51,7 +51,7 @@ record_fields(const struct answer *answer, const struct field *more, const char 
             continue;
         ret.v[n] = *f;
         ret.v[n++].head = word[n_key] == '=' ? word + n_key + 1 : f->key;
-        f->key = NULL; /* it has its place */
+        f->key = NULL; /* the field has been placed */
     }
     for (struct field *f = all.v; f->unit != UNIT_END; f++) {
         if (!f->key)
@@ -68,7 +68,7 @@ has_column(const struct field *field)
     return field->head && strcspn(field->head, " ") > 0;
 }
 
-/* In capitals, and spaces for underscores. */
+/* The head is in capitals, with spaces for underscores. */
 static struct column
 column_of(const struct field *field)
 {
@@ -93,7 +93,7 @@ record_columns(const struct field *fields, struct table *ret)
     table_init(ret, columns, n);
 }
 
-/* NULL where there is none. */
+/* The text of a field; NULL: it is absent. */
 static const char *
 text_of(unsigned unit, const void *at)
 {

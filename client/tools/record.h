@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Structs of the library's as they are printed: the fields, once, for an object of JSON and for a
- * row of a table. A list of fields ends with one of UNIT_END.
+ * Prints structs of the library. One list of fields serves JSON objects and rows of tables. A list
+ * of fields ends with UNIT_END.
  */
 #pragma once
 
@@ -12,7 +12,7 @@
 #include "ctl.h"
 #include "table.h"
 
-/* What no answer has. */
+/* Units of fields that are in no answer. */
 enum own_unit {
     UNIT_CELL = N_UNITS, /* const char *, in tables alone */
     UNIT_RATIO,          /* double, in tables in per cent */
@@ -33,9 +33,9 @@ struct field {
     }
 
 /*
- * All fields of an answer, and `more` (or NULL) of a struct that begins with it. The words of
- * `headings` say which are in tables, in this order: "key", "key=HEAD", and "*" for those that none
- * names, which come last. "key=": it is in none.
+ * All fields of an answer, and `more` fields (or NULL) of a struct that begins with it. The words
+ * of `headings` say which fields are in tables, in this order: "key", "key=HEAD", and "*" for all
+ * that no word names, which come last. "key=": the field is in no table.
  */
 struct fields {
     struct field v[TABLE_COLUMNS_MAX + 1];
@@ -47,11 +47,11 @@ void record_columns(const struct field *fields, struct table *ret);
 void record_row(const struct ctl *ctl, const struct field *fields, const void *from,
                 struct table *table);
 
-/* Members of the object that is open. Those of a record in it are among them. */
+/* Writes the members of the open object. The members of a record in it are written among them. */
 void record_answer(struct json *out, const struct answer *answer, const void *from);
 void record_members(struct json *out, const struct field *fields, const void *from);
 
-/* A list of the library's on its way to JSON or to a table. Its callbacks get it as userdata. */
+/* A list that is written to JSON or to a table. It is the userdata of its callbacks. */
 struct listing {
     struct ctl *ctl;
     const struct field *fields; /* NULL: the table has been set up */

@@ -246,7 +246,7 @@ report_use(const struct caid_entry *e)
     return text;
 }
 
-/* The brackets that it has, as ", 1 reads, 2 wait". */
+/* The holder's brackets, as in ", brackets: 1 read, 2 wait". */
 static char *
 holder_use(const struct caid_holder *holder)
 {
@@ -275,7 +275,7 @@ report_holder(const struct caid_holder *holder)
 
 /* ---- unnamed arrays ---- */
 
-/* A row for each process: that is what one looks for. */
+/* A row for each process, since people look for processes here. */
 static const struct column unnamed_columns[] = {
     {"PID", true},        {"USER", false},   {"CLIENT", false},
     {"MODE", false},      {"POOL", false},   {"LAST NAME", false},
@@ -291,7 +291,7 @@ add_entry(const struct listing *listing, const struct caid_entry *e)
     record_row(listing->ctl, fields.v, e, listing->table);
 }
 
-/* Who keeps it, then what it is. */
+/* Adds a row: who keeps the array, then the array itself. */
 static void PRINTF(4, 5)
     unnamed_other(const struct listing *listing, const struct caid_entry *e, const char *user,
                   const char *fmt, ...)
@@ -308,8 +308,9 @@ static void PRINTF(4, 5)
     add_entry(listing, e);
 }
 
-/* What keeps it beside those holders: others that a packet had no room for, sets, and its parts and
- * the array whose companion it is, which only its creator can publish. */
+/* Adds rows for what keeps the array beside the listed holders: holders that a packet had no room
+ * for, sets, parts of it, and the array whose companion it is. Only its creator can publish the
+ * latter two. */
 static void
 unnamed_rest(const struct listing *listing, const struct caid_details *d)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The map as an SVG that needs nothing else: what is pointed at tells of itself. */
+/* The map as one SVG file. A rectangle shows its details when it is pointed at. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,7 +38,7 @@ put_text(FILE *out, const char *text)
         }
 }
 
-/* Cut to the width; where there is no room for some letters, nothing. */
+/* The text is cut to the width, or left out where there is no room for some letters. */
 static void
 put_label(FILE *out, const char *class, double x, size_t y, double width, const char *text)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A table for people: columns as wide as their widest cell, two spaces between them. Cells are
- * copied, with what could command a terminal written as \xNN. Widths are in columns of the
- * terminal, by the locale.
+ * copied, with \xNN for bytes that a terminal might obey. Widths are in columns of the terminal, by
+ * the locale.
  */
 #pragma once
 
@@ -30,11 +30,12 @@ struct table {
 void table_init(struct table *table, const struct column *columns, size_t n_columns);
 void table_deinit(struct table *table);
 
-/* A table of facts: rows of a name and what it is. */
+/* A table of facts: each row is a name and a value. */
 void table_init_facts(struct table *table);
 void table_fact(struct table *table, const char *name, const char *fmt, ...) PRINTF(3, 4);
 
-/* Adds the next cell of the row, then of the next row. Ends the program when out of memory. */
+/* Adds the next cell; after the last one of a row, the first of the next. Out of memory ends the
+ * program. */
 void table_add(struct table *table, const char *fmt, ...) PRINTF(2, 3);
 
 /* With or without the line of heads. */

@@ -16,7 +16,7 @@ struct remains { /* arrays, and who has made them */
     struct ctl *ctl;
     uint64_t arrays, bytes;
     FILE *who;
-    char *text; /* what was written there */
+    char *text; /* what was written to `who` */
     size_t n_text;
 };
 
@@ -56,7 +56,7 @@ drain_print(const struct remains *rest)
     fprintf(stderr, "caidctl: drain: arrays are left:%s\n", rest->text);
 }
 
-/* Until the last array has gone. A daemon that was started anew meanwhile is drained, too. */
+/* Waits until the last array has gone. A daemon that is started meanwhile is drained, too. */
 static int
 wait_for_all(struct ctl *ctl)
 {
@@ -78,7 +78,8 @@ wait_for_all(struct ctl *ctl)
     return r;
 }
 
-/* Others may have removed it meanwhile; what the caller may not remove is left, and told. */
+/* Another process may have removed the name meanwhile. A name that the caller may not remove stays,
+ * with a complaint. */
 static int
 unlink_listed(const struct caid_entry *e, void *userdata)
 {
@@ -99,7 +100,7 @@ unlink_all(struct ctl *ctl)
     return caid_list(ctl->client, &options, unlink_listed, ctl, &ctl->error);
 }
 
-/* With what is left, who keeps it. */
+/* Reports the arrays that are left, and who keeps them. */
 static int
 report(struct ctl *ctl, const struct remains *rest)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The verb map: devices, pools, blocks and what lies in them. */
+/* The verb map: devices, pools, blocks and their ranges. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ struct drawing {
     uint64_t block;
 };
 
-/* The lines below its name. */
+/* The lines below a range's name. */
 static char *
 range_more(const struct ctl *ctl, const struct caid_details *d)
 {
@@ -67,7 +67,7 @@ map_add_entry(struct map *map, struct map_rect rect_consume)
     map->rects[map->n++] = rect_consume;
 }
 
-/* In a row of its own. The text is made plain. */
+/* Adds a heading in a row of its own. The text is made plain (format.h). */
 static void
 add_heading(struct map *map, enum map_class class, char *text_consume)
 {
@@ -87,7 +87,7 @@ add_block(struct drawing *drawing, const struct caid_details *d)
     drawing->block = d->block;
 }
 
-/* How often it can be halved until it is a MiB, and one more. */
+/* How often bytes can be halved until they are a MiB, and one more. */
 static int
 steps(uint64_t bytes)
 {

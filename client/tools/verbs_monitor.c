@@ -12,8 +12,8 @@
 #include "format.h"
 #include "session/client.h"
 
-#define PAUSE_NS (5 * NSEC_PER_MSEC) /* in which the daemon gathers some */
-#define BATCH    64                  /* more are followed by others at once */
+#define PAUSE_NS (5 * NSEC_PER_MSEC) /* the daemon gathers messages meanwhile */
+#define BATCH    64                  /* after so many messages there is no pause */
 #define SEEN_MAX 4096                /* requests whose answers are known */
 
 struct monitor {
@@ -41,7 +41,8 @@ is_wanted(const struct ctl *ctl, const struct msg_message *m)
            (!ctl->pool || msg_str_eq(m->pool, ctl->pool));
 }
 
-/* Whether to show it: an answer is when its request was. An error has its method from there. */
+/* Whether to show the message. An answer is shown if its request was, and has its method from
+ * there. */
 static bool
 look_up(struct monitor *monitor, const struct msg_message *m, char method[static 32])
 {
@@ -124,7 +125,7 @@ show_all(struct monitor *monitor, const struct msg_monitor_result *result)
                result->lost);
 }
 
-/* "all", a name or a number; NULL: the daemon knows. */
+/* --uid is "all", a name or a number; NULL: the daemon takes the caller's. */
 static int
 parse_uid(struct ctl *ctl, struct msg_monitor_params *params, uint64_t *uid)
 {
@@ -170,5 +171,5 @@ verb_monitor(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
         if (result.n_messages < BATCH)
             nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
     }
-    return CTL_OK; /* what is wrong with stdout is told by who flushes it at the end */
+    return CTL_OK; /* flush_stdout() reports an error of stdout at the end */
 }

@@ -79,7 +79,7 @@ unlink_listed(const struct caid_entry *e, void *userdata)
     return e->of_set ? 0 : unlink_one(userdata, e->name, true);
 }
 
-/* Ends at a failure: what one name of the pool is refused for, all are. */
+/* Ends at the first failure: all names of the pool would be refused for the same reason. */
 static int
 unlink_prefix(struct ctl *ctl)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What was sent and nobody has taken: show --tickets, and the verb withdraw. */
+/* Tickets that nobody has taken: show --tickets, and the verb withdraw. */
 #include <inttypes.h>
 #include <stdio.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The verb top: what show tells, again and again, on a screen of ncurses. A look at the daemon is
- * text, of which the screen has as many lines as fit.
+ * The verb top: the output of show, refreshed again and again on a screen of ncurses. Each look at
+ * the daemon makes a text; the screen shows as many of its lines as fit.
  */
 #include <curses.h>
 #include <inttypes.h>
@@ -54,9 +54,9 @@ struct top {
     size_t first;           /* line that is shown */
     struct caid_status was; /* at a look before */
     uint64_t was_ns;
-    bool sees_daemon;    /* by its lock, then */
+    bool sees_daemon;    /* the daemon's lock was seen at that look */
     double opens, begun; /* a second, since then */
-    char *text;          /* of the last look that went well */
+    char *text;          /* of the last look that succeeded */
 };
 
 /* ---- by process ---- */
@@ -72,7 +72,7 @@ compare(const void *a, const void *b)
     return c ? c : strcmp(x->client, y->client);
 }
 
-/* Since the process was started, as /proc here has it; 0: it does not. */
+/* The time since the process was started, by /proc; 0: not known. */
 static uint64_t
 process_age_ns(uint64_t pid)
 {
@@ -156,7 +156,7 @@ add_array(const struct caid_details *d, void *userdata)
     return 0;
 }
 
-static int sort_key; /* qsort(3) gives no place for it */
+static int sort_key; /* static, since qsort(3) has no userdata */
 
 static int
 in_order(const void *a, const void *b)
@@ -198,7 +198,7 @@ holding_free(void *userdata)
 
 /* ---- the daemon ---- */
 
-/* Since the look before, if that is some time ago; the daemon may have been started anew. */
+/* Computes rates since the look before, if that is some time ago, and of the same daemon. */
 static void
 add_status(struct top *top, const struct look *look, const struct caid_status *s)
 {
@@ -255,7 +255,7 @@ look_at(struct top *top, struct look *look)
     int32_t n = caid_client_devices(ctl->client, &devices);
 
     options.all = true;
-    rewind(ctl->out.out); /* what the reports write for JSON */
+    rewind(ctl->out.out); /* drops the JSON that the reports have written */
     if (caid_client_status(ctl->client, &status, &ctl->error) < 0)
         return -1;
     add_status(top, look, &status);
@@ -273,7 +273,7 @@ look_at(struct top *top, struct look *look)
     return 0;
 }
 
-/* Where the daemon has gone: does not start a service that was stopped. */
+/* Connects again after the daemon has gone, but does not start a service that was stopped. */
 static int
 connect_again(struct top *top)
 {
@@ -284,7 +284,7 @@ connect_again(struct top *top)
     return -1;
 }
 
-/* Negative: ctl->error says why there is nothing new. */
+/* < 0: ctl->error says why there is no new text. */
 static int
 refresh_text(struct top *top)
 {
@@ -343,7 +343,7 @@ draw(struct top *top, bool is_old)
     refresh();
 }
 
-/* Whether it goes on. */
+/* Returns whether to go on. */
 static bool
 take_key(struct top *top, int key)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load, save: they are the Python package's, which has libraries for files of weights. */
+/* The verbs load and save, which the Python package carries out: it has libraries for weight files.
+ * */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 #include "ctl.h"
 #include "format.h"
 
-/* Not -m, which would look for the package in the folder that one happens to be in, too. */
+/* Not by -m, which would also look for the package in the current folder. */
 static const char program[] = "import sys\n"
                               "sys.path[:] = [path for path in sys.path if path]\n"
                               "try:\n"
