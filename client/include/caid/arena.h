@@ -5,7 +5,7 @@
 #    define CAID_ARENA_H
 
 /**
- * Allocators over caid's memory, and publishing a part of what one has.
+ * Allocators over caid's memory, and publishing a part of an array or an allocation.
  *
  * An arena leases blocks of a pool and hands out pieces of them: an allocation costs no round trip
  * to the daemon and no driver call, and any stretch of it can be put under a name without a copy.
@@ -79,13 +79,13 @@ struct caid_arena_options {
  * background. */
 int caid_arena_new(struct caid_client *client, struct caid_arena **ret,
                    const struct caid_arena_options *options, struct caid_error *error);
-/* Ends all its allocations. Blocks go back as arrays do: caid_array_close(). Parts that were
- * published stay for those who can reach them. Before caid_client_close() or after. */
+/* Ends all allocations of the arena. Blocks are given back as arrays are: caid_array_close(). Parts
+ * that were published stay for those who can reach them. Before caid_client_close() or after. */
 void caid_arena_close(struct caid_arena *arena);
 
 enum caid_arena_flags {
-    /* CAID_ERR_TIMEOUT, and nothing is done, where another thread is at it, or the driver or the
-     * daemon would have to be asked: for callers with a lock that such a call may wait for. */
+    /* CAID_ERR_TIMEOUT, and nothing is done, if another thread uses the arena, or a call to the
+     * driver or the daemon is needed: for callers with a lock that such a call may wait for. */
     CAID_ARENA_NOWAIT = 1,
     /* Of an allocation: another block is leased rather than what was freed made reusable, unless
      * there is no memory otherwise. For callers beside whom other threads may capture graphs. */
@@ -157,7 +157,7 @@ struct caid_arena_info {
     uint64_t pending, pending_bytes;        /* freed, and wait; bytes as asked for */
     uint64_t draining, draining_bytes;      /* flushed; the GPU may still use them */
     uint64_t published;                     /* parts that are not gone */
-    uint64_t empty_blocks, empty_bytes;     /* that could go back */
+    uint64_t empty_blocks, empty_bytes;     /* that could be given back */
     uint64_t n_allocs, n_leased, n_flushes; /* ever; blocks for n_leased */
 };
 
@@ -165,7 +165,7 @@ int caid_arena_info(struct caid_arena *arena, struct caid_arena_info *ret,
                     struct caid_error *error);
 
 /* The index in caid_client_devices() of the device that CUDA calls `ordinal` in this process
- * (CUDA_VISIBLE_DEVICES). CAID_ERR_DEVICE: the daemon has not got it. */
+ * (CUDA_VISIBLE_DEVICES). CAID_ERR_DEVICE: the daemon does not have it. */
 int caid_client_find_device(struct caid_client *client, int32_t ordinal, int32_t *ret,
                             struct caid_error *error);
 

@@ -240,7 +240,7 @@ struct caid_open_options {
      * NULL: the array's own device, or, where this process does not see that one
      * (CUDA_VISIBLE_DEVICES), the first that it sees. */
     const char *device_uuid;
-    bool keep; /* caid_array_take(): the ticket stays, for others */
+    bool keep; /* caid_array_take(): the ticket stays valid, for other receivers */
 };
 
 int caid_array_open(struct caid_client *client, struct caid_array **ret, const char *name,
@@ -400,7 +400,7 @@ int caid_watch_new(struct caid_client *client, struct caid_watch **ret, const ch
                    const char *pool,
                    void (*fn)(const struct caid_change *change, void *userdata), void *userdata,
                    struct caid_error *error);
-/* Waits for news of this watch, at most timeout_ns (UINT64_MAX: without end), and takes it.
+/* Waits for news of this watch, at most timeout_ns (UINT64_MAX: for ever), and takes them.
  * CAID_ERR_TIMEOUT; CAID_ERR_CANCELLED when the watch is closed meanwhile. */
 int caid_watch_next(struct caid_watch *watch, uint64_t timeout_ns, struct caid_change *ret,
                     struct caid_error *error);
@@ -409,7 +409,7 @@ void caid_watch_close(struct caid_watch *watch);
 
 /* ---- names ---- */
 
-/* Removes a name; whoever holds the array keeps it. */
+/* Removes a name; processes that have the array open keep it. */
 int caid_unlink(struct caid_client *client, const char *name, const char *pool,
                 struct caid_error *error);
 
@@ -523,9 +523,9 @@ int caid_defer_end(struct caid_client *client, struct caid_error *error);
  * blocks that this client has open; opening one later maps its block again. CAID_ERR_UNSUPPORTED:
  * no device memory. */
 int caid_unmap_many(struct caid_array *const *arrays, size_t n, struct caid_error *error);
-/* Maps them again, where they were: CUDA graphs that were captured before stay valid. */
+/* Maps the blocks again at their addresses: CUDA graphs that were captured before stay valid. */
 int caid_map_many(struct caid_array *const *arrays, size_t n, struct caid_error *error);
-/* Whether it is mapped: an array without memory is. */
+/* Whether the array is mapped; one without memory counts as mapped. */
 bool caid_array_is_mapped(const struct caid_array *array);
 
 struct caid_reservation;
@@ -541,7 +541,7 @@ int caid_reserve(struct caid_client *client, size_t size, uint64_t address,
  * anywhere. CAID_ERR_INVALID: another one is in use; of a call that maps, that there is no room. */
 int caid_reservation_use(struct caid_client *client, struct caid_reservation *reservation,
                          struct caid_error *error);
-/* The addresses are given back when nothing is mapped there any more. NULL is allowed. */
+/* The addresses are freed when nothing is mapped there any more. NULL is allowed. */
 void caid_reservation_free(struct caid_reservation *reservation);
 
 /* ---- data ---- */
@@ -561,7 +561,7 @@ struct caid_copy {
     const int64_t *dst_strides, *src_strides; /* bytes; NULL: C order */
     const int64_t *shape;
     uint32_t ndim, itemsize;
-    int32_t device; /* whose primary context does it */
+    int32_t device; /* its primary context makes the copy */
     /* 0: the copy has happened when the call returns. Else a stream (handoff.h): the copy is
      * enqueued there, and what it reads and writes on the host has to stay until the stream has
      * come past it. From host to host the call waits for the stream, then copies. */

@@ -49,8 +49,8 @@ struct caid_bracket_options {
     /* 0: the host uses the arrays, or work that it waits for before it ends the bracket: then the
      * begin waits on the host for what was there before. */
     uint64_t stream;
-    uint64_t timeout_ns; /* that the daemon lets it wait; 0: without end */
-    bool nowait;         /* CAID_ERR_TIMEOUT at once, where it would have to wait */
+    uint64_t timeout_ns; /* how long the daemon lets it wait; 0: for ever */
+    bool nowait;         /* CAID_ERR_TIMEOUT at once, if it would have to wait */
 };
 
 /* Begins to use arrays on a stream: all of them at once, in one message. Many brackets may read an
@@ -86,13 +86,13 @@ int caid_array_begin(struct caid_array *array, struct caid_bracket **ret, uint32
  * Then what caid_bracket_check() says. CAID_ERR_INVALID: it has not begun, or has ended.
  * CAID_ERR_CLOSED: so has the client, and it with that. */
 int caid_bracket_end(struct caid_bracket *bracket, struct caid_error *error);
-/* The same for one whose work is not whole: what it wrote is abandoned. */
+/* The same if the bracket's work is not whole: what it wrote is abandoned. */
 int caid_bracket_abandon(struct caid_bracket *bracket, struct caid_error *error);
 /* CAID_ERR_ABANDONED: a process that the bracket's stream waited for has died before its work was
  * done, and what the bracket read is not whole; one that only writes is not told. 0 where that is
  * not so by now: ask again when the stream has come to its end. */
 int caid_bracket_check(struct caid_bracket *bracket, struct caid_error *error);
-/* Abandons it first if it is open; one that has not begun is given up. */
+/* Abandons the bracket first if it is open; gives it up if it has not begun. */
 void caid_bracket_free(struct caid_bracket *bracket);
 
 /* Takes the contents of an abandoned array as they are. The array was opened "rw". */
@@ -111,10 +111,10 @@ struct caid_timeline;
 /* Names of timelines and of arrays are apart. CAID_ERR_EXISTS, CAID_ERR_PERMISSION. */
 int caid_timeline_create(struct caid_client *client, struct caid_timeline **ret,
                          const char *name, const char *pool, struct caid_error *error);
-/* To wait for. CAID_ERR_NOT_FOUND. */
+/* Opens a timeline to wait for its values. CAID_ERR_NOT_FOUND. */
 int caid_timeline_open(struct caid_client *client, struct caid_timeline **ret, const char *name,
                        const char *pool, struct caid_error *error);
-/* The creator's: the name goes at once; waits end when the signals on their way have come. */
+/* If the creator closes it, the name goes at once, and waits end when all signals have landed. */
 void caid_timeline_close(struct caid_timeline *timeline);
 
 /* The creator's: value is reached when the stream has come to here. stream 0: now, on the host;
@@ -137,8 +137,8 @@ enum caid_timeline_flags {
 int caid_timeline_wait(struct caid_timeline *timeline, uint64_t stream, uint64_t value,
                        uint64_t timeout_ns, uint32_t flags, struct caid_error *error);
 
-/* What has been reached; 0 before the first. CAID_ERR_ABANDONED when it is dead, and written all
- * the same. CAID_ERR_PROTOCOL: the memory holds what it cannot. */
+/* The value that has been reached; 0 before the first. CAID_ERR_ABANDONED: the timeline is dead;
+ * *ret is written even so. CAID_ERR_PROTOCOL: the memory has an impossible value. */
 int caid_timeline_value(struct caid_timeline *timeline, uint64_t *ret,
                         struct caid_error *error);
 
