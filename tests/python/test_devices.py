@@ -170,8 +170,8 @@ with caid.connect() as c:
                     assert b.__dlpack_device__() == (2, ordinal)
                     assert (b.copy_to_host() == twin).all()
 """
-    run(two, check, 2)
-    run(two, check, 1, CUDA_VISIBLE_DEVICES="1")
+    run(two, check, 2, CAID_SOFTCUDA_STRICT="1")
+    run(two, check, 1, CAID_SOFTCUDA_STRICT="1", CUDA_VISIBLE_DEVICES="1")
 
 
 def test_work_that_is_pending_on_the_second_device(two):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack, both ways: tensors by their C structs, their ends, and streams."""
+"""DLPack, both ways: tensors by their C structs, their ends, and streams. Device memory is out of the host's
+reach, as with a GPU; test_dlpack_host.py has what the host takes."""
 
 import ctypes
 import gc
@@ -17,6 +18,16 @@ CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 READ_ONLY, IS_COPIED, IS_PADDED = 1, 2, 4
 LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
 USED = {LEGACY: b"used_dltensor", VERSIONED: b"used_dltensor_versioned"}
+
+
+@pytest.fixture(autouse=True)
+def unreachable(request):
+    """The host does not reach device memory, as it does that of the software driver."""
+    if "soft" in request.fixturenames:
+        request.getfixturevalue("soft")  # it asks whether the host does
+    with caid.strict_device():
+        yield
+
 
 # --- DLPack's structs, from its header -----------------------------------------------------
 
@@ -292,7 +303,7 @@ def test_read_only_is_told_or_refused(client):
             assert not again.readonly
 
 
-def test_wishes(unreachable, counted):
+def test_wishes(counted):
     a, _ = counted
     for wishes in ({"dl_device": (CUDA, a.mapped_ordinal)}, {"copy": False}, {"copy": None}):
         Consumer(a.__dlpack__(**wishes)).end()
@@ -321,14 +332,7 @@ class OnTheHost(ByDlpack):
         return self.array.__dlpack__(dl_device=(CPU, 0), **asked)
 
 
-@pytest.fixture
-def unreachable():
-    """The host does not reach device memory, as it does that of the software driver."""
-    with caid.strict_device():
-        yield
-
-
-def test_on_the_host_it_is_a_copy(unreachable, counted):
+def test_on_the_host_it_is_a_copy(counted):
     a, twin = counted
     for key in np.s_[:], np.s_[::2, 1:4], np.s_[::-1], np.s_[2, 3], np.s_[0:0]:
         np.testing.assert_array_equal(np.from_dlpack(OnTheHost(a[key])), twin[key])
@@ -372,7 +376,7 @@ def test_an_array_of_another_library_is_copied_to_the_daemons_memory(client, mon
         caid.default_client().close()
 
 
-def test_a_copy_of_what_is_read_only_is_not(client, unreachable):
+def test_a_copy_of_what_is_read_only_is_not(client):
     with client.create("ro", 3, "<i4"), client.open("ro") as a:
         for wishes in {"copy": True}, {"dl_device": (CPU, 0)}:
             Consumer(a.__dlpack__(**wishes)).end()
@@ -490,13 +494,13 @@ def test_memory_of_the_host(client, memory):
     with client.create("host", 4, "<i4", memory=memory) as a:
         client.unlink("host")
         a.copy_from_host(np.arange(4, dtype="<i4"))
-        assert a.__dlpack_device__() == (CUDA_HOST, 0)
-        c = Consumer(a.__dlpack__())
-        assert c.tensor.data == a.host_ptr
-        c.end()
-        c = Consumer(a.__dlpack__(dl_device=(CPU, 0), copy=False))
-        assert (c.tensor.device_type, c.tensor.data) == (CPU, a.host_ptr)
-        c.end()
+        assert a.__dlpack_device__() == (CPU, 0)
+        for wishes, kind in ({}, CPU), ({"dl_device": (CPU, 0)}, CPU), ({"dl_device": (CUDA_HOST, 0)}, CUDA_HOST):
+            c = Consumer(a.__dlpack__(copy=False, **wishes))
+            assert (c.tensor.device_type, c.tensor.data) == (kind, a.host_ptr)
+            c.end()
+        with pytest.raises(BufferError, match="not \\(2, 0\\)"):
+            a.__dlpack__(dl_device=(CUDA, 0))
         seen = np.from_dlpack(a)
         np.testing.assert_array_equal(seen, np.arange(4))
         with caid.from_dlpack(ByDlpack(a)) as b:

@@ -32,10 +32,10 @@ class Producer:
         return {**self.array.__cuda_array_interface__, "stream": self.stream}
 
     def __dlpack__(self, **wanted):
-        return self.array.__dlpack__(**wanted)
+        return self.array.__dlpack__(dl_device=self.__dlpack_device__(), **wanted)
 
     def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
+        return 2, self.array.mapped_ordinal
 
 
 @pytest.fixture

@@ -571,8 +571,9 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         return _export.numpy(self)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """(type, id) of DLPack: kDLCUDA (2) and the device's ordinal in this process; kDLCUDAHost (3)
-        for "pinned" and "mapped" memory, kDLCUDAManaged (13) for "managed"."""
+        """(type, id) of DLPack: kDLCUDA (2) and the device's ordinal in this process, kDLCUDAManaged (13)
+        for "managed" memory; kDLCPU (1) for "pinned" and "mapped" memory, and with the software driver for
+        all, but for what :func:`caid.strict_device` keeps from the host."""
         self._check()
         return _dlpack_export.device_of(self)
 
@@ -597,8 +598,9 @@ class Array(Elements, OfProcess, NotCompared, Closing):
             The newest version of DLPack that is understood. Without it, or below 1.0, the capsule
             is of the kind that cannot tell of read-only memory.
         dl_device : tuple of int, optional
-            The array's own device, or (1, 0), the host. For the host, memory that the host does not reach is
-            copied, which is done when this returns.
+            The array's own device; (1, 0), the host; or what CUDA calls memory that is told as the host's:
+            kDLCUDAHost (3) of "pinned" and "mapped" memory, kDLCUDA with the software driver. For the host,
+            memory that the host does not reach is copied, which is done when this returns.
         copy : bool, optional
             True: a copy, in memory of the same kind, or on the host. False: none, or BufferError.
 

@@ -36,7 +36,16 @@ class _RefusedError(BufferError, ValueError):
 
 
 def device_of(array):
-    """(DLDeviceType, id) of an array."""
+    """(DLDeviceType, id) that an array tells: the host's where the host reaches the memory as its own, since
+    consumers on the host (PyTorch, JAX) take that and no other."""
+    cudas = _cudas_device_of(array)
+    if cudas[0] == CUDA_HOST or (array.memory is not None and array._memory.client._host_accessible):
+        return CPU, 0
+    return cudas
+
+
+def _cudas_device_of(array):
+    """(DLDeviceType, id) of an array among CUDA's."""
     kind = _HOST_TYPES.get(array.memory, CUDA)
     # "For vanilla CPU memory, pinned memory, or managed memory, this is set to 0."
     return kind, _ordinal(array._memory) if kind == CUDA else 0
@@ -69,14 +78,15 @@ def export(array, stream, max_version, dl_device, copy):
         return _shared(array, stream, device, version, *type_and_flags)
     if copy is False:
         raise _RefusedError(f"{array._label} comes to the host by a copy alone: copy=False")
-    to = _copied_to_host if device[0] == CPU else _copied_on_device
+    is_to_host = device[0] == CPU and not (copy and dl_device is None)
+    to = _copied_to_host if is_to_host else _copied_on_device
     return to(array, stream, device, version, *type_and_flags)
 
 
 def _wanted(array, dl_device):
     """The device that the consumer asks for. Raises where the array cannot be had there."""
     device = tuple(map(operator.index, dl_device))
-    if device != device_of(array) and device != (CPU, 0):
+    if device not in ((CPU, 0), _cudas_device_of(array)):
         raise _RefusedError(f"{array._label} is on DLPack device {device_of(array)}, not {dl_device}")
     return device
 
@@ -136,7 +146,8 @@ def _shared(array, stream, device, version, dtype, flags):
 def _copied_on_device(array, stream, device, version, dtype, flags):
     """A capsule with a copy in the daemon's memory. The copy is enqueued on the stream; without one it is
     done on return."""
-    memory, client = array.memory if device[0] != CUDA else "device", array._memory.client
+    memory = array.memory if array.memory in _HOST_TYPES else "device"
+    client = array._memory.client
     if client is None or type(client) is _caid.Client:  # memory of another library
         client = default_client()
     element = array._layout.element

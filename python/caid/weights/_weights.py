@@ -167,10 +167,11 @@ class Weights(NotCompared, Mapping[str, Array]):
     def torch(self) -> dict[str, Any]:
         """PyTorch's tensors over the arrays, for ``module.load_state_dict(w.torch(), assign=True)``.
         Nothing is copied. Opened "r", the memory is mapped read-only, which PyTorch does not know: who
-        writes to one in place ends his own context, and nobody else's."""
+        writes to one in place ends his own context, and nobody else's; without a GPU, his process."""
         import torch
 
-        return self._taken(torch.from_dlpack)
+        # PyTorch knows no read-only tensors, and before 2.9 it asks for a DLPack that cannot tell of them.
+        return self._taken(lambda array: torch.from_dlpack(_array.writable(array)))
 
     state_dict = torch
 
