@@ -90,8 +90,8 @@ find_digit(const struct found *v, size_t n)
     return i;
 }
 
-/* starts: where those with each value begin, and the end. */
-static void
+/* starts: where those with each value begin, and the end. false: all have the same value. */
+static bool
 part_by(struct found *v, size_t n, size_t i, struct found *room, size_t starts[static 257])
 {
     size_t at[256], sum = 0;
@@ -99,6 +99,8 @@ part_by(struct found *v, size_t n, size_t i, struct found *room, size_t starts[s
     memset(at, 0, sizeof(at));
     for (size_t k = 0; k < n; k++)
         at[digit(&v[k], i)]++;
+    if (at[digit(v, i)] == n)
+        return false;
     for (size_t value = 0; value < 256; value++) {
         starts[value] = sum;
         sum += at[value];
@@ -108,11 +110,12 @@ part_by(struct found *v, size_t n, size_t i, struct found *room, size_t starts[s
     for (size_t k = 0; k < n; k++)
         room[at[digit(&v[k], i)]++] = v[k];
     memcpy(v, room, n * sizeof(*v));
+    return true;
 }
 
-/* room: for as many. */
+/* By the digits up to that one; the others are the same in all. room: for as many. */
 static void
-sort(struct found *v, size_t n, struct found *room)
+sort(struct found *v, size_t n, size_t i, struct found *room)
 {
     size_t starts[257];
 
@@ -122,9 +125,10 @@ sort(struct found *v, size_t n, struct found *room)
         insert_each(v, n);
         return;
     }
-    part_by(v, n, find_digit(v, n), room, starts);
-    for (size_t i = 0; i < 256; i++)
-        sort(v + starts[i], starts[i + 1] - starts[i], room);
+    while (!part_by(v, n, i, room, starts))
+        i--;
+    for (size_t k = 0; k < 256; k++)
+        sort(v + starts[k], starts[k + 1] - starts[k], i - 1, room);
 }
 
 int
@@ -137,7 +141,7 @@ founds_sort(struct founds *founds)
     room = reallocarray(NULL, founds->n, sizeof(*room));
     if (!room)
         return -ENOMEM;
-    sort(founds->v, founds->n, room);
+    sort(founds->v, founds->n, find_digit(founds->v, founds->n), room);
     return 0;
 }
 

@@ -67,7 +67,9 @@ crc_fast(uint32_t crc, const uint8_t *p, size_t n)
         memcpy(&word, p, sizeof(word));
         all = __builtin_ia32_crc32di(all, word);
     }
-    return crc_plain((uint32_t)all, p, n);
+    for (crc = (uint32_t)all; n > 0; n--)
+        crc = __builtin_ia32_crc32qi(crc, *p++);
+    return crc;
 }
 #endif
 

@@ -13,7 +13,8 @@
 
 #define IS_GONE 1 /* in a place, which is a multiple of 8: the record says so */
 #define DONES_MIN \
-    16384 /* records that are added before those that another replaces are dropped */
+    16384           /* records that are added before those that another replaces are dropped */
+#define RECENT 2048 /* done records that are replaced in place */
 
 static const struct kind {
     size_t min;  /* bytes of a record */
@@ -50,9 +51,29 @@ is_whole(const struct journal_record *record)
            (!kind->name || record->n >= kind->name + p[kind->name - 1]);
 }
 
+/* Each replaces an earlier one, but for a connection's first. recent: by the key, where in `to` the
+ * last of such keys is; after founds_compact() another one may be there. -ENOMEM. */
+static int
+add_done(struct founds *to, uint32_t recent[static RECENT], struct record_key key,
+         uint64_t place)
+{
+    uint32_t *at = &recent[(key.id * DONE_MAX + key.of) % RECENT];
+    int r = 0;
+
+    if (*at < to->n && to->v[*at].key.id == key.id && to->v[*at].key.of == key.of) {
+        to->v[*at].place = place;
+        return 0;
+    }
+    if (to->n == to->room && to->n >= DONES_MIN)
+        r = founds_compact(to);
+    *at = (uint32_t)to->n;
+    return r ? r : founds_add(to, key, place);
+}
+
 /* One of a type that is not known, or too short, is left out. -ENOMEM. */
 static int
-read_record(struct founds all[static N_RECORDS], const struct journal_record *record)
+read_record(struct founds all[static N_RECORDS], uint32_t recent[static RECENT],
+            const struct journal_record *record)
 {
     const struct record_gone *gone = record->payload;
     bool is_gone = record->type == RECORD_GONE;
@@ -61,11 +82,10 @@ read_record(struct founds all[static N_RECORDS], const struct journal_record *re
         return 0;
     if (is_gone && (gone->type >= N_RECORDS || !kinds[gone->type].item))
         return 0;
-    struct founds *to = &all[is_gone ? gone->type : record->type];
-    int r = founds_add(to, gone->key, record->place | (is_gone ? IS_GONE : 0));
-    if (r == 0 && record->type == RECORD_DONE && to->n == to->room && to->n >= DONES_MIN)
-        r = founds_compact(to); /* each replaces an earlier one, but for a connection's first */
-    return r;
+    uint64_t type = is_gone ? gone->type : record->type;
+    uint64_t place = record->place | (is_gone ? IS_GONE : 0);
+    return type == RECORD_DONE ? add_done(&all[type], recent, gone->key, place)
+                               : founds_add(&all[type], gone->key, place);
 }
 
 /* The last one of its object, which is there. */
@@ -126,13 +146,14 @@ int
 restore_read(struct restore *ret, struct journal *journal)
 {
     struct founds all[N_RECORDS] = {0};
+    uint32_t recent[RECENT] = {0};
     struct journal_record record;
     uint64_t place = JOURNAL_START, last;
     int r = 0;
 
     *ret = (struct restore){.in_hand = {journal->in_hand[0], journal->in_hand[1]}};
     while (r == 0 && journal_next(journal, &place, &record))
-        r = read_record(all, &record);
+        r = read_record(all, recent, &record);
     for (enum record_type type = 0; type < N_RECORDS; type++) {
         if (r == 0)
             r = founds_sort(&all[type]);

@@ -10,8 +10,9 @@
 #include "set.h"
 #include "state.h"
 
-#define NOBODY  ((uid_t)-1)
-#define MILLION UINT64_C(1000000)
+#define NOBODY     ((uid_t)-1)
+#define MILLION    UINT64_C(1000000)
+#define UNIT_SHIFT 32 /* in a place */
 
 static const enum record_type types[] = {RECORD_BLOCK, RECORD_ARRAY, RECORD_MEMBER,
                                          RECORD_HOLD,  RECORD_LOST,  RECORD_TICKET};
@@ -78,13 +79,15 @@ of_writer(const struct units *u, const struct restore_array *a, uint32_t unit)
     return (struct of){.unit = unit, .uid = page ? uid_of_conn(u, page->record->conn) : NOBODY};
 }
 
-/* Most come one after the other. */
+/* Many ask for the same, those of several users in turn. */
 static struct of
 of_array_id(struct units *u, uint64_t id)
 {
-    if (!u->last || u->last->record->key.id != id)
-        u->last = restore_find(u->records, RECORD_ARRAY, id);
-    return of_array(u, u->last);
+    const struct restore_array **last = &u->last[id % ARRAY_SIZE(u->last)];
+
+    if (!*last || (*last)->record->key.id != id)
+        *last = restore_find(u->records, RECORD_ARRAY, id);
+    return of_array(u, *last);
 }
 
 static struct of
@@ -117,7 +120,7 @@ of_ticket(struct units *u, const struct record_ticket *t)
     return of;
 }
 
-/* One that sort_places() has found. */
+/* One that find_places() has found. */
 static struct of
 of_found(struct units *u, enum record_type type, const struct found *found)
 {
@@ -162,13 +165,14 @@ sort_concerns(struct units *u)
     u->n_concerns = n;
 }
 
-/* -ENOMEM. */
+/* Most of what a unit has is of one uid. -ENOMEM. */
 static int
 add_concern(struct units *u, const struct of *of)
 {
-    struct concern *last = u->n_concerns ? &u->concerns[u->n_concerns - 1] : NULL, *v;
+    struct unit *unit = &u->v[of->unit];
+    struct concern *v;
 
-    if (of->uid == NOBODY || (last && last->unit == of->unit && last->uid == of->uid))
+    if (of->uid == NOBODY || (unit->has_uid && unit->uid == of->uid))
         return 0;
     if (u->n_concerns == u->n_room) {
         sort_concerns(u);
@@ -180,32 +184,30 @@ add_concern(struct units *u, const struct of *of)
         u->n_room = room;
     }
     u->concerns[u->n_concerns++] = (struct concern){of->unit, of->uid};
+    unit->has_uid = true;
+    unit->uid = of->uid;
     return 0;
 }
 
 /* ---- order ---- */
 
-/* Arrays by their place in their block; tickets, whose keys are random, by that in the journal,
- * which is the address of the record: where these are read in another order, most of the time goes
- * into waiting for memory. -ENOMEM. */
+/* Each that the type has. Tickets, whose keys are random, by their place in the journal, which is
+ * the address of the record: where these are read in another order, most of the time goes into
+ * waiting for memory. -ENOMEM. */
 static int
-sort_places(const struct units *u, enum record_type type, struct founds *ret)
+find_places(const struct units *u, enum record_type type, struct founds *ret)
 {
     const struct restore *r = u->records;
     int rc = 0;
 
     for (size_t i = 0; rc == 0 && i < r->lists[type].n; i++) {
-        struct record_key key = {0};
-        if (type == RECORD_ARRAY)
-            key = (struct record_key){r->arrays[i].record->block, r->arrays[i].record->offset};
-        if (type == RECORD_TICKET)
-            key.id = (uintptr_t)r->tickets[i];
-        rc = founds_add(ret, key, i);
+        uint64_t id = type == RECORD_TICKET ? (uintptr_t)r->tickets[i] : 0;
+        rc = founds_add(ret, (struct record_key){id, 0}, i);
     }
     return rc ? rc : founds_sort(ret);
 }
 
-/* By unit; those of one stay in their order. key.id of each is its unit. */
+/* By unit; those of one stay in their order. The upper half of each place is its unit. */
 static int
 order(struct units *u, enum record_type type, const struct founds *founds)
 {
@@ -221,7 +223,7 @@ order(struct units *u, enum record_type type, const struct founds *founds)
         u->v[i].n[type] = 0;
     }
     for (size_t i = 0; i < founds->n; i++) {
-        struct unit *unit = &u->v[founds->v[i].key.id];
+        struct unit *unit = &u->v[founds->v[i].place >> UNIT_SHIFT];
         places[unit->first[type] + unit->n[type]++] = (uint32_t)founds->v[i].place;
     }
     return 0;
@@ -236,26 +238,37 @@ add_due(struct core *core, struct unit *unit, enum resource res, uint64_t amount
 
 /* -ENOMEM. */
 static int
+add_record(struct units *u, struct core *core, enum record_type type, struct found *found)
+{
+    const size_t i = found->place;
+    const struct of of = of_found(u, type, found);
+    struct unit *unit = &u->v[of.unit];
+    int r = add_concern(u, &of);
+
+    unit->n[type]++;
+    unit->n_records++;
+    add_due(core, unit, RES_HOST, of.host);
+    add_due(core, unit, RES_FDS, type == RECORD_BLOCK);
+    found->place |= (uint64_t)of.unit << UNIT_SHIFT;
+    if (type != RECORD_ARRAY || r < 0)
+        return r;
+    const struct restore_array *a = &u->records->arrays[i];
+    const struct of writer = of_writer(u, a, of.unit);
+    found->key = (struct record_key){a->record->block, a->record->offset};
+    return add_concern(u, &writer);
+}
+
+/* Arrays in the order of their places in their blocks. Each record is read once. -ENOMEM. */
+static int
 add_type(struct units *u, struct core *core, enum record_type type)
 {
     struct founds founds = {0};
-    int r = sort_places(u, type, &founds);
+    int r = find_places(u, type, &founds);
 
-    for (size_t i = 0; r == 0 && i < founds.n; i++) {
-        const struct of of = of_found(u, type, &founds.v[i]);
-        struct unit *unit = &u->v[of.unit];
-        founds.v[i].key.id = of.unit;
-        unit->n[type]++;
-        unit->n_records++;
-        add_due(core, unit, RES_HOST, of.host);
-        add_due(core, unit, RES_FDS, type == RECORD_BLOCK);
-        r = add_concern(u, &of);
-        if (r == 0 && type == RECORD_ARRAY) {
-            const struct of writer =
-                of_writer(u, &u->records->arrays[founds.v[i].place], of.unit);
-            r = add_concern(u, &writer);
-        }
-    }
+    for (size_t i = 0; r == 0 && i < founds.n; i++)
+        r = add_record(u, core, type, &founds.v[i]);
+    if (r == 0 && type == RECORD_ARRAY)
+        r = founds_sort(&founds);
     if (r == 0)
         r = order(u, type, &founds);
     founds_deinit(&founds);

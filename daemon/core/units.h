@@ -22,6 +22,8 @@ struct unit {
     uint64_t due[N_RESOURCES]; /* its part of core->due */
     bool is_wanted;            /* somebody waits for it */
     bool is_whole;
+    bool has_uid;
+    uid_t uid; /* the last one that it was found to concern */
 
     /* How far it has come. */
     size_t phase, at;
@@ -38,9 +40,9 @@ struct units {
     struct restore *records;
     struct unit *v;
     size_t n;
-    struct unit *next;                /* units_next(), or NULL: it is to be found */
-    const struct restore_array *last; /* that a ticket or a member was looked up in */
-    uint32_t *of_pool;                /* by the place of a record in records->pools */
+    struct unit *next;                    /* units_next(), or NULL: it is to be found */
+    const struct restore_array *last[64]; /* that tickets and members were looked up in */
+    uint32_t *of_pool;                    /* by the place of a record in records->pools */
     uint32_t
         *order[N_RECORDS]; /* places in records->lists, by unit; arrays by place in a block */
     struct concern *concerns; /* by uid */

@@ -287,3 +287,36 @@ CAID_TEST(journal, is_cut_off_where_it_is_damaged)
     bytes[8]++;
     cr_assert_neq(read_end(bytes, sizeof(bytes), -ENOTSUP), 0, "a newer version");
 }
+
+/* ---- what has been done ---- */
+
+#define DOERS 300 /* connections: more than are replaced in place */
+
+/* In any order, and so often that those which another replaces are dropped meanwhile. */
+CAID_TEST(journal, last_done_of_each_place)
+{
+    static uint32_t last[DOERS][DONE_MAX];
+    const size_t size = 20 << 20;
+    _cleanup_free_ uint8_t *bytes = calloc(1, size);
+    struct journal journal = {.bytes = bytes, .size = size};
+    struct restore restore;
+    uint64_t state = 1;
+
+    cr_assert_eq(journal_init(&journal), 0);
+    for (uint32_t i = 1; i < 300000; i++) {
+        state = state * UINT64_C(6364136223846793005) + 1442695040888963407;
+        uint32_t conn = state >> 33 & 1 ? 7 : (state >> 34) % DOERS;
+        uint32_t place = (state >> 50) % DONE_MAX;
+        struct record_done *done = journal_begin(&journal, RECORD_DONE, sizeof(*done));
+        done->key = (struct record_key){conn, place};
+        done->done.request = last[conn][place] = i;
+        journal_end(&journal, 0);
+    }
+    cr_assert_eq(restore_read(&restore, &journal), 0);
+    cr_assert_eq(restore.n_dones, DOERS * DONE_MAX);
+    for (size_t i = 0; i < restore.n_dones; i++) {
+        const struct record_done *done = restore.dones[i];
+        cr_assert_eq(done->done.request, last[done->key.id][done->key.of]);
+    }
+    restore_deinit(&restore);
+}
