@@ -28,14 +28,14 @@ deadline_compare(const struct bracket *a, const struct bracket *b)
 }
 
 static int
-asking_compare(const struct bracket *a, const struct bracket *b)
+by_request_compare(const struct bracket *a, const struct bracket *b)
 {
-    return a->request != b->request ? CMP(a->request, b->request) : CMP(a->id, b->id);
+    return a->request != b->request ? CMP(a->request, b->request) : CMP(b->id, a->id);
 }
 
 RB_GENERATE_BY(brackets, bracket, node, id)
 RB_GENERATE(deadlines, bracket, deadline, deadline_compare)
-RB_GENERATE(asking, bracket, of_conn, asking_compare)
+RB_GENERATE(by_request, bracket, of_conn, by_request_compare)
 RB_GENERATE_BY(threads, thread, node, id)
 
 struct bracket *
@@ -46,11 +46,12 @@ bracket_find(struct conn *conn, uint64_t id)
     return RB_FIND(brackets, &conn->brackets, &key);
 }
 
-struct bracket *
-bracket_find_request(struct conn *conn, uint32_t request)
+/* Requests' numbers go round: the newest of that number. */
+static struct bracket *
+find_request(struct by_request *brackets, uint32_t request)
 {
-    struct bracket key = {.request = request};
-    struct bracket *bracket = RB_NFIND(asking, &conn->asking, &key);
+    struct bracket key = {.request = request, .id = UINT64_MAX};
+    struct bracket *bracket = RB_NFIND(by_request, brackets, &key);
 
     return bracket && bracket->request == request ? bracket : NULL;
 }
@@ -100,7 +101,7 @@ stop_waiting(struct core *core, struct bracket *bracket)
     if (bracket->n_unready == 0)
         TAILQ_REMOVE(&bracket->conn->user->ready, bracket, ready);
     drop_deadline(core, bracket);
-    RB_REMOVE(asking, &bracket->conn->asking, bracket);
+    RB_REMOVE(by_request, &bracket->conn->asking, bracket);
     LIST_REMOVE(bracket, of_thread);
     core->turns_given.n_waiting--;
 }
@@ -115,6 +116,8 @@ bracket_destroy(struct core *core, struct bracket *bracket)
         free(bracket->claims[i].fence);
     }
     RB_REMOVE(brackets, &bracket->conn->brackets, bracket);
+    if (!bracket->waiting)
+        RB_REMOVE(by_request, &bracket->conn->open, bracket);
     thread_put(bracket->conn, bracket->thread);
     charge_deinit(&bracket->charge);
     core->n_brackets--;
@@ -322,7 +325,9 @@ bracket_resume(struct core *core, struct conn *conn, uint32_t request,
 
     if (rc)
         return rc;
+    bracket->request = request;
     bracket_insert(core, bracket);
+    RB_INSERT(by_request, &conn->open, bracket);
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         resume_claim(conn, &bracket->claims[i]);
     metrics_count(conn->user, COUNT_BRACKETS_BEGUN, 1);
@@ -349,7 +354,7 @@ bracket_queue(struct core *core, struct bracket *bracket)
     bracket->n_unready = bracket->n_claims;
     bracket->since_ns = core->now_ns;
     core->turns_given.n_waiting++;
-    RB_INSERT(asking, &bracket->conn->asking, bracket);
+    RB_INSERT(by_request, &bracket->conn->asking, bracket);
     LIST_INSERT_HEAD(&bracket->thread->waiting, bracket, of_thread);
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         use_queue(&bracket->claims[i]);
@@ -459,6 +464,7 @@ bracket_open(struct core *core, struct bracket *bracket)
     for (uint32_t i = 0; i < bracket->n_claims; i++)
         use_hold(&bracket->claims[i]);
     bracket->waiting = false;
+    RB_INSERT(by_request, &conn->open, bracket);
     rc = fences_reply(core, bracket, bracket->request, MSG_BEGIN, 0, 0, &r);
     metrics_count(conn->user, COUNT_BRACKETS_BEGUN, rc == 0);
     if (rc == 0)
@@ -527,12 +533,26 @@ bracket_deadline_ns(const struct core *core)
     return bracket ? bracket->deadline_ns : UINT64_MAX;
 }
 
+void
+bracket_cancel(struct core *core, struct conn *conn, uint32_t request)
+{
+    struct bracket *bracket = find_request(&conn->asking, request);
+    struct refusal r;
+
+    if (bracket) {
+        refusal_fill(&r, PROTO_ERR_CANCELLED, "the wait for an array was cancelled");
+        bracket_refuse(core, bracket, &r);
+    } else if ((bracket = find_request(&conn->open, request))) {
+        bracket->cancelled = true;
+    }
+}
+
 /* ---- leases and connections that end ---- */
 
 static void
 bracket_abandon(const struct claim *claim)
 {
-    if (!claim->write)
+    if (!claim->write || claim->bracket->cancelled)
         return;
     claim->use->array->abandoned = true;
     persist_mark(claim->use->array);
@@ -569,6 +589,10 @@ bracket_depart(struct core *core, struct bracket *bracket)
 {
     bool keeps = false;
 
+    if (bracket->cancelled) {
+        bracket_free(core, bracket);
+        return;
+    }
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
         struct claim *claim = &bracket->claims[i];
         if (!claim->use)

@@ -29,12 +29,13 @@ struct bracket {
     uint32_t request; /* the request to answer */
     bool waiting;     /* else open */
     bool had_to_wait;
-    bool closed; /* it waits, and one of its leases has ended: it is to be refused */
+    bool closed;    /* it waits, and one of its leases has ended: it is to be refused */
+    bool cancelled; /* it was open when its client gave the begin up: nothing is done in it */
     uint32_t n_unready;
     uint64_t since_ns;             /* when it began to wait */
     uint64_t deadline_ns;          /* UINT64_MAX: none */
     RB_ENTRY(bracket) deadline;    /* core->deadlines, while it waits and has one */
-    RB_ENTRY(bracket) of_conn;     /* conn->asking, by request, while it waits */
+    RB_ENTRY(bracket) of_conn;     /* conn->asking while it waits, then conn->open */
     LIST_ENTRY(bracket) of_thread; /* thread->waiting, while it waits */
     TAILQ_ENTRY(bracket) ready;    /* user->ready, once it waits for nothing any more */
     struct bracket *next_found;    /* links what a deadlock search has found */
@@ -45,12 +46,12 @@ struct bracket {
 
 RB_HEAD(brackets, bracket);
 RB_HEAD(deadlines, bracket);
-RB_HEAD(asking, bracket);
+RB_HEAD(by_request, bracket);
 RB_HEAD(threads, thread);
 
 RB_PROTOTYPE(brackets, bracket, node, )
 RB_PROTOTYPE(deadlines, bracket, deadline, )
-RB_PROTOTYPE(asking, bracket, of_conn, )
+RB_PROTOTYPE(by_request, bracket, of_conn, )
 RB_PROTOTYPE(threads, thread, node, )
 
 /* Host memory that each is charged. A claim with its fence also counts as one of RES_BRACKETS, and
@@ -75,8 +76,9 @@ int bracket_resume(struct core *core, struct conn *conn, uint32_t request,
 /* Undoes bracket_resume(). */
 void bracket_unresume(struct core *core, struct bracket *bracket);
 struct bracket *bracket_find(struct conn *conn, uint64_t id);
-/* The waiting bracket that this request began. */
-struct bracket *bracket_find_request(struct conn *conn, uint32_t request);
+/* The client has given up the begin of this request. If it has been granted, the client, which may
+ * not have heard of that yet, is going to end it as undone: so its arrays are not abandoned. */
+void bracket_cancel(struct core *core, struct conn *conn, uint32_t request);
 /* Ends an open bracket; page NULL: no fence. */
 void bracket_end(struct core *core, struct bracket *bracket, struct page *page, uint32_t slot,
                  uint64_t value, bool undone, bool abandon);

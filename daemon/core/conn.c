@@ -148,7 +148,7 @@ drop_request(struct core *core, struct conn *conn)
     else if (conn->monitor)
         monitor_free(core, conn->monitor);
     else if (!RB_EMPTY(&conn->asking))
-        bracket_free(core, RB_MIN(asking, &conn->asking));
+        bracket_free(core, RB_MIN(by_request, &conn->asking));
     else
         return published_orphan(&conn->published);
     return true;

@@ -59,7 +59,7 @@ struct conn {
     struct holds holds;
     struct holds page_holds;
     struct brackets brackets;
-    struct asking asking;
+    struct by_request asking, open; /* brackets */
     struct threads threads;
     struct done done[DONE_MAX]; /* by request */
     uint64_t swept_ns;          /* when its pages were last swept for passed fences */

@@ -180,27 +180,22 @@ cancel_watch(struct core *core, struct watch *watch)
     watch_free(core, watch);
 }
 
-/* A request that has been answered is unknown here: the answer is on its way. */
+/* A watch or a wait for parts that has been answered is unknown here: the answer is on its way. */
 HANDLER(on_cancel)
 {
     const struct msg_cancel_params *p = params;
     uint32_t request = (uint32_t)p->request;
     struct watch *watch;
-    struct bracket *bracket;
 
     if (p->request > UINT32_MAX)
         return 0;
     watch = watch_find(conn, request);
-    bracket = bracket_find_request(conn, request);
     if (watch)
         cancel_watch(core, watch);
     if (published_cancel(conn, request)) {
         refusal_fill(r, PROTO_ERR_CANCELLED, "the wait for parts was cancelled");
         send_refusal(core, conn, request, MSG_PARTS, r);
     }
-    if (bracket) {
-        refusal_fill(r, PROTO_ERR_CANCELLED, "the wait for an array was cancelled");
-        bracket_refuse(core, bracket, r);
-    }
+    bracket_cancel(core, conn, request);
     return 0;
 }

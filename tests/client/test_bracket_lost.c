@@ -294,6 +294,30 @@ BRACKET_TEST(bracket_lost, a_client_that_ends_sends_its_ends)
     wait_for_brackets(f.a, 0);
 }
 
+/* The daemon grants it when nobody waits for it any more: then it sees the cancellation, and the
+ * closes, and the hang-up. */
+BRACKET_TEST(bracket_lost, nothing_was_done_in_a_begin_that_timed_out)
+{
+    struct caid_array *y = make_bytes(f.b, "y", 16);
+    struct caid_bracket *write;
+
+    kill(f.daemon.pid, SIGSTOP);
+    assert_failed(caid_array_begin(y, &write, CAID_BRACKET_WRITE, 0, 20 * NSEC_PER_MSEC,
+                                   &error),
+                  CAID_ERR_TIMEOUT);
+    caid_array_close(y);
+    caid_array_close(f.bx);
+    caid_array_close(f.bw);
+    caid_client_close(f.b);
+    f.b = NULL;
+    f.bx = f.bw = NULL;
+    kill(f.daemon.pid, SIGCONT);
+    assert_ok(caid_array_open(f.a, &y, "y", NULL, &error));
+    end_and_free(begin_on(y, 0, f.s1));
+    caid_array_close(y);
+    wait_for_brackets(f.a, 0);
+}
+
 /* ---- driver calls that fail ---- */
 
 /* While the waits of a begin are enqueued: it is given back, and has not been. */

@@ -43,6 +43,28 @@ PARTY_TEST(abandon, a_writer_that_says_that_it_is_dead, NULL)
     party_begun(p, 1, p->a[1], false);
 }
 
+/* The grant has crossed the cancellation, and what the client does next overtakes its end. */
+PARTY_TEST(abandon, nothing_was_done_in_a_begin_that_was_given_up, NULL)
+{
+    for (int hangs_up = 0; hangs_up < 2; hangs_up++) {
+        uint64_t bracket = party_begun(p, hangs_up, p->a[hangs_up], true);
+        h_cancel(&p->h, p->conn[hangs_up], p->h.next_id);
+        uint64_t next = party_begin(p, 2, p->a[2], true);
+        cr_assert(party_waits(p, 2));
+        if (hangs_up) {
+            h_hangup(&p->h, p->conn[hangs_up]);
+        } else {
+            h_close(&p->h, p->conn[hangs_up], p->a[hangs_up]);
+            h_end_as(&p->h, p->conn[hangs_up],
+                     (struct msg_end_params){.bracket = bracket, .undone = true});
+            cr_assert_not(p->h.closed[p->conn[hangs_up]]);
+        }
+        cr_assert(party_is_open(p, 2));
+        cr_assert_not(party_is_abandoned(p));
+        party_end(p, 2, next);
+    }
+}
+
 /* I8, and nothing is kept of a write that is done. */
 PARTY_TEST(abandon, what_is_published_is_whole, NULL)
 {
