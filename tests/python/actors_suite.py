@@ -10,6 +10,7 @@ import caid.ray
 import pytest
 import ray
 from actors import Actor, twin
+from conftest import wait_until
 from engines import N_KILLS, left, two_machines, wait_until_nothing_is_left
 from ray.cluster_utils import Cluster
 
@@ -64,7 +65,7 @@ def test_by_reference_within_and_by_value_between(start, machines):
         assert here.copy_to_host().tolist() == [8] * 4
     (held,) = ray.get(far.put.remote(4, 5))
     assert ray.get([near.first.remote(held), maker.first.remote(held)]) == [5, 5]
-    assert left(machines)[::2] == [1, 1]
+    wait_until(lambda: left(machines)[::2] == [1, 1], facts=lambda: left(machines))  # the actors' closes are on their way
     del ref, held
     wait_until_nothing_is_left(machines)
 
