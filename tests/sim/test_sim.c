@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -302,6 +303,7 @@ run_apart(const struct history *h)
     int status;
 
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* also where the test has run out of time */
         run(h);
         SIM_CHECK(n_killed == h->n_kills, "%u kills", n_killed);
         if (!h->is_checked)
