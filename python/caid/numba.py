@@ -28,8 +28,10 @@ import numpy
 from ._base._errors import (
     DisconnectedError, Error, InvalidError, NO_ROOM, NoDaemonError, invalid, unsupported,
 )
+from ._base import _imports
 from ._base._lifetime import attribute
 from ._handoff import _any_stream
+from ._interfaces import _numba_ipc
 from ._session._default import _Default
 
 if TYPE_CHECKING:
@@ -54,16 +56,19 @@ _INVALID_VALUE, _OUT_OF_MEMORY = 1, 2  # of CUDA
 class _Library:
     """The classes of a library's driver module that a manager needs; the library is that of its context."""
 
-    def __init__(self, driver):
+    def __init__(self, name, driver):
         if not hasattr(driver, "HostOnlyCUDAMemoryManager"):
             raise ImportError("caid.numba: Numba's CUDA simulator has no device memory")
-        self.driver = driver
+        self.name, self.driver = name, driver
         self.Memory = type("Memory", (Memory, driver.MemoryPointer), {"__module__": __name__})
         # Pointers are those of NVIDIA's bindings, but in a classic Numba that was not told to use them.
         if getattr(driver, "USE_NV_BINDING", True):
             self.pointer, self._code = driver.binding.CUdeviceptr, driver.binding.CUresult
         else:
             self.pointer, self._code = driver.drvapi.cu_device_ptr, int
+        self.IpcHandle = type("IpcHandle", (IpcHandle, driver.IpcHandle), {"__module__": __name__})
+        self.IpcHandle._library = self
+        driver._CudaIpcImpl = _numba_ipc.implementation(self)
 
     @functools.lru_cache(maxsize=None)
     def manager(self, cls):
@@ -81,10 +86,14 @@ class _Library:
         made.reserved = handle
         return made
 
+    def bytes_of(self, handle):
+        """The 64 bytes of one of the library's handles."""
+        return bytes(handle) if self._code is int else bytes(handle.reserved)
+
 
 @functools.lru_cache(maxsize=None)
 def _library(name):
-    return _Library(importlib.import_module(name))
+    return _Library(name, importlib.import_module(name))
 
 
 def _library_of(context):
@@ -99,12 +108,34 @@ class Memory:
     its views, which keep it; with it ends the allocation, and no finalizer is needed."""
 
     allocation: Any  # caid.Allocation
+    ticket: _numba_ipc.Ticket | None = None  # for other processes, once a handle was asked for
 
     def free(self) -> None:
         """Frees the memory now. Arrays that still have it must not be used."""
         if self.allocation is None:
             raise RuntimeError("Freeing dead memory")
-        self.allocation = None
+        self.allocation = self.ticket = None
+
+
+class IpcHandle:
+    """What get_ipc_handle() gives of memory of the kind "device": an IpcHandle of the library's, with a
+    ticket in place of CUDA's 64 bytes. Any pickle sends it."""
+
+    _library: _Library
+    handle: Any
+    size: int
+    source_info: Any
+    offset: int
+
+    def __reduce__(self) -> Any:
+        handle = self._library.bytes_of(self.handle)
+        return _arrived, (self._library.name, handle, self.size, self.source_info, self.offset)
+
+
+def _arrived(library, handle, size, source_info, offset):
+    """The IpcHandle in the process to which it was sent."""
+    library = _library(library)
+    return library.IpcHandle(None, library.ipc_handle(handle), size, source_info, offset)
 
 
 class _Source:
@@ -246,8 +277,8 @@ class MemoryManager:
     Attributes
     ----------
     memory : str
-        "legacy" has handles for get_ipc_handle(), where the pool may have such memory; "device", the
-        default, has none.
+        "device", the default; or "legacy", whose handles any process can open by CUDA alone, where the
+        pool may have such memory.
     pool : str or None
         The pool that the blocks are leased of; None: the user's own.
     block_size : int
@@ -376,30 +407,38 @@ class MemoryManager:
         return info
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """A handle for other processes, and for any library there. Whoever has it may write what
-        lies in the same block of the arena.
+        """A handle for other processes. Memory of the kind "device" has a ticket, which is opened by whoever
+        imports :mod:`caid.numba` or unpickles the handle, and lasts as long as the handle or the array does
+        in this process, and for ``ticket_ttl`` of caid.conf(5) after this process has ended. "legacy" memory
+        has CUDA's handle, for any library there; whoever has it may write what lies in the same block of the
+        arena. The work of the context is waited for with a ticket.
 
         Raises
         ------
-        NotImplementedError
-            The arena's memory is of the kind "device".
+        LimitError, QuotaError
+            The user has as many leases as there may be.
         """
-        found = self._find_handle(memory)
-        if found is None:  # managed memory, or that of another library: Numba's way
+        if not self._has(memory):  # managed memory, or that of another library: Numba's way
             return super().get_ipc_handle(memory)
         library, identity = self._library, self.context.device.get_device_identity()
+        if self.memory == "device":
+            ticket = self._ticket_of(memory)
+            handle = library.ipc_handle(ticket.handle)
+            offset = memory.device_pointer_value - ticket.start
+            return library.IpcHandle(memory, handle, memory.size, identity, offset=offset)
+        found = self.arena.ipc_handle(memory.device_pointer_value)
         handle = library.ipc_handle(found.handle)
         return library.driver.IpcHandle(memory, handle, memory.size, identity, offset=found.offset)
 
-    def _find_handle(self, memory):
-        if not self._has(memory):
-            return None
-        if self.memory == "device":
-            raise NotImplementedError(
-                "memory of the kind 'device' has no IPC handles: share the array by a name, with "
-                "caid.numba.publish(), or set memory / CAID_NUMBA_MEMORY to 'legacy'"
-            )
-        return self.arena.ipc_handle(memory.device_pointer_value)
+    def _ticket_of(self, memory):
+        """The allocation's one ticket; of an array that has come by way of another library, its pointer's."""
+        holder = memory.owner if isinstance(memory.owner, Memory) else memory
+        ticket = getattr(holder, "ticket", None)
+        if ticket is None:
+            ticket = holder.ticket = _numba_ipc.Ticket(self.arena, memory.device_pointer_value)
+        else:
+            self.context.synchronize()  # as a new ticket does
+        return ticket
 
     def reset(self) -> None:
         """Ends all memory. Nothing where there is none; the next allocation makes all anew."""
@@ -444,6 +483,15 @@ class MemoryManager:
 
 
 _numba_memory_manager = MemoryManager
+
+
+def _register(driver):
+    if hasattr(driver, "BaseCUDAMemoryManager"):  # not Numba's simulator
+        driver.BaseCUDAMemoryManager.register(MemoryManager)
+
+
+for _name in _DRIVERS:
+    _imports.when_imported(_name, _register)
 
 
 def publish(name: str, array: Any, *, metadata: Any = None, stream: Any = None) -> int:

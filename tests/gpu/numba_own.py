@@ -16,7 +16,6 @@ import sys
 import tempfile
 from typing import NamedTuple
 
-from conftest import LEGACY
 
 import caid
 
@@ -73,7 +72,7 @@ class Run:
 
     def __init__(self, library, module, way, daemon_env, only=None):
         self.library, self.module, self.way = library, module, way
-        self.env = {"NUMBA_CUDA_MEMORY_MANAGER": "default", **daemon_env, "CAID_NUMBA_MEMORY": "legacy"}
+        self.env = {"NUMBA_CUDA_MEMORY_MANAGER": "default", **daemon_env}
         self.env.update(CAID_TEST_NUMBA=library.name, **WAYS[way])
         self.options = ["-p", "numba_plugin", f"--rootdir={library.folder}", "--import-mode=importlib"]
         self.options += [f"--package={library.package}", *(["-k", only] if only else [])]
@@ -157,7 +156,7 @@ def run_all(daemon_env, modules=(), name="numba"):
 
 def main(*modules):
     name = "numba_cuda_mlir" if "--mlir" in modules else "numba"
-    with caid.LocalDaemon(config=LEGACY) as daemon:
+    with caid.LocalDaemon() as daemon:
         report = run_all(daemon.env, [module for module in modules if module != "--mlir"], name)
     if report is None:
         sys.exit("numba-cuda, or numba_cuda_mlir, is not installed")

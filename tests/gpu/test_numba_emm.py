@@ -197,10 +197,11 @@ def test_a_graph_is_captured_on_a_stream_of_numbas(daemon):
     assert run(env, CAPTURES) == "right\n"
 
 
-def test_two_processes_by_a_handle_of_numbas(daemon):
-    """The handle is that of the daemon's block, with an offset; a process that knows nothing of caid
-    opens it."""
-    env = {**daemon.env, "NUMBA_CUDA_MEMORY_MANAGER": "caid.numba", "CAID_NUMBA_MEMORY": "legacy"}
+@pytest.mark.parametrize("memory", ["legacy", "device"])
+def test_two_processes_by_a_handle_of_numbas(daemon, memory):
+    """The handle is that of the daemon's block, with an offset, or a ticket; a process whose manager is
+    Numba's own opens it."""
+    env = {**daemon.env, "NUMBA_CUDA_MEMORY_MANAGER": "caid.numba", "CAID_NUMBA_MEMORY": memory}
     assert run(env, SHIM + """
 import pickle, subprocess, sys
 first, second = cuda.to_device(numpy.arange(1000, dtype="i4")), cuda.to_device(numpy.arange(1000, 2000, dtype="i4"))

@@ -13,7 +13,6 @@ from typing import NamedTuple, Union
 
 import numba_own
 import pytest
-from conftest import LEGACY
 from outcomes import worse
 
 import caid
@@ -31,8 +30,6 @@ class Numba(NamedTuple):
     path: str = ""  # where that is, if it is not installed
 
 
-# First: one of these opens a handle without its offset, and so is right only where the start of the
-# block has not been used for anything else before.
 OF_MEMORY = """
 cudapy.test_ipc
 cudadrv.test_array_attr
@@ -108,9 +105,9 @@ def modules_of(numba, way):
 
 def run(numba, way, at):
     """With a daemon, and devices, of its own: tests fill half of the memory."""
-    env = {"CAID_SOFTCUDA_UUID": str(uuid.uuid4()), "CAID_NUMBA_MEMORY": "legacy", **find_driver(numba.driver_by, at)}
+    env = {"CAID_SOFTCUDA_UUID": str(uuid.uuid4()), **find_driver(numba.driver_by, at)}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [numba.path, os.environ.get("PYTHONPATH")]))
-    with caid.LocalDaemon(driver="soft", config=LEGACY, devices=2, memory="512M", env=env) as daemon:
+    with caid.LocalDaemon(driver="soft", devices=2, memory="512M", env=env) as daemon:
         env.update(daemon.env)
         modules = modules_of(numba, way)
         what = {"library": numba.library, "package": numba.package, "python": numba.python}

@@ -30,8 +30,14 @@ assert (own.copy_to_host() == np.arange(1000)).all()
 
 @pytest.fixture
 def legacy(use, daemon, monkeypatch):
-    """The plugin with memory that has handles."""
+    """The plugin with memory that has handles of CUDA's."""
     monkeypatch.setenv("CAID_NUMBA_MEMORY", "legacy")
+    return use(caid.numba.MemoryManager, daemon)
+
+
+@pytest.fixture(params=["device", "legacy"])
+def either(request, use, daemon, monkeypatch):
+    monkeypatch.setenv("CAID_NUMBA_MEMORY", request.param)
     return use(caid.numba.MemoryManager, daemon)
 
 
@@ -40,7 +46,7 @@ def handles_of(*arrays):
 
 
 @pytest.mark.parametrize("their_manager", ["default", "caid.numba"])
-def test_ipc_handles(legacy, child, their_manager):
+def test_ipc_handles(either, child, their_manager):
     whole, other = cuda.to_device(array_of(6)), cuda.to_device(array_of(4, 50))
     view = whole[2:5]
     assert view.get_ipc_handle()._ipc_handle.size == 24
@@ -57,13 +63,13 @@ def test_ipc_handles(legacy, child, their_manager):
     equal(other, array_of(4, 51))
 
 
-def test_a_handle_keeps_the_memory(legacy):
+def test_a_handle_keeps_the_memory(either):
     a = cuda.to_device(array_of(10))
     handle = a[3:].get_ipc_handle()
     del a
-    assert len(legacy.deallocations) == 0
+    assert len(either.deallocations) == 0
     del handle
-    assert len(legacy.deallocations) == 1
+    wait_until(lambda: len(either.deallocations) == 1)
 
 
 def test_handles_of_what_is_not_the_arenas(legacy, child):
@@ -83,24 +89,107 @@ def test_handles_of_what_is_not_the_arenas(legacy, child):
         cuda.managed_array(10).get_ipc_handle()
 
 
-def test_device_memory_has_no_handles(use, daemon, client, monkeypatch):
+def test_the_class_goes_before_the_environment(use, daemon, client, monkeypatch):
     class OnDevice(caid.numba.MemoryManager):
         memory = "device"
 
-    monkeypatch.setenv("CAID_NUMBA_MEMORY", "legacy")  # the class goes first
-    manager = use(OnDevice, daemon)
+    monkeypatch.setenv("CAID_NUMBA_MEMORY", "legacy")
+    use(OnDevice, daemon)
     a = cuda.to_device(array_of(10))
     assert client.unnamed()[0].entry.memory == "device"
-    with pytest.raises(NotImplementedError, match="memory / CAID_NUMBA_MEMORY"):
-        a.get_ipc_handle()
-    with pytest.raises(NotImplementedError):
-        a[3:].get_ipc_handle()
-    equal(a, array_of(10))
-    monkeypatch.delenv("CAID_NUMBA_MEMORY")
-    manager = use(caid.numba.MemoryManager, daemon)
-    b = cuda.to_device(array_of(10))
-    with pytest.raises(NotImplementedError):
-        manager.get_ipc_handle(b.gpu_data)
+    assert isinstance(a.get_ipc_handle()._ipc_handle, caid.numba.IpcHandle)
+
+
+HOLDS = """
+import pickle
+import numpy as np
+from numba import cuda
+handle = pickle.loads(bytes.fromhex(sys.argv[1]))
+a = handle.open()
+step("open")
+print(*a.copy_to_host(), flush=True)
+handle.close()
+step("closed")
+"""
+
+
+def test_a_ticket_lasts_as_long_as_the_memory_here(manager, client, child):
+    """Each opener has the memory until he closes it, whatever becomes of it here."""
+    a = cuda.to_device(array_of(6))
+    handle = a[2:].get_ipc_handle()
+    assert isinstance(handle._ipc_handle, driver.IpcHandle)
+    sent = handle_text(handle)
+    assert handle_text(a[2:].get_ipc_handle()) == sent and len(client.tickets()) == 1
+    del handle  # the array keeps it
+    openers = [child(program(HOLDS), sent, PYTHONWARNINGS="ignore") for _ in range(2)]
+    for opener in openers:
+        opener.expect("open")
+    del a
+    wait_until(lambda: client.tickets() == [])
+    assert len(manager.deallocations) == 0
+    for opener in openers:
+        opener.go()
+        opener.expect("2 3 4 5")
+        opener.expect("closed")
+    wait_until(lambda: len(manager.deallocations) == 1)
+    for opener in openers:
+        opener.go()
+        assert opener.finish() == (0, "")
+    with pytest.raises(caid.NotFoundError):
+        pickle.loads(bytes.fromhex(sent)).open()
+    caid.default_client().close()  # by which it was looked for
+
+
+def handle_text(handle):
+    return pickle.dumps(handle).hex()
+
+
+def test_opening_a_ticket(manager):
+    a = cuda.to_device(array_of(6))
+    made = a[1:].get_ipc_handle()._ipc_handle
+    with pytest.raises(ValueError, match="original process"):
+        made.open(cuda.current_context())
+    arrived = pickle.loads(pickle.dumps(made))
+    b = arrived.open_array(cuda.current_context(), 5, np.dtype(np.int64))
+    equal(b, array_of(6)[1:])
+    with pytest.raises(ValueError, match="already opened"):
+        arrived.open(cuda.current_context())
+    arrived.close()
+    with pytest.raises(ValueError, match="not opened"):
+        arrived.close()
+    equal(arrived.open_array(cuda.current_context(), 5, np.dtype(np.int64)), array_of(6)[1:])
+    arrived.close()
+    arrived.size = 1 << 20
+    with pytest.raises(caid.InvalidError, match="the allocation has 48"):
+        arrived.open(cuda.current_context())
+    with cuda.gpus[1]:  # where the memory is copied to
+        staged = pickle.loads(pickle.dumps(made))
+        copy = staged.open_staged(cuda.current_context())
+        host = np.zeros(5, np.int64)
+        driver.device_to_host(host, copy, 40)
+        assert (host == array_of(6)[1:]).all()
+        staged.close()
+        del copy
+    caid.default_client().close()
+
+
+def test_a_ticket_waits_for_the_work(manager, streams):
+    """The first handle of an allocation, and all later ones."""
+    a = cuda.to_device(array_of(10))
+    for _ in range(2):
+        written_on, _other = streams
+        written_on.hold_up()
+        thread, ended = in_thread(a.get_ipc_handle)
+        time.sleep(0.05)
+        assert ended == []
+        written_on.gate.set()
+        thread.join(PATIENCE_S)
+        assert len(ended) == 1
+        written_on.gate.clear()
+
+
+def test_memory_managers_are_numbas():
+    assert issubclass(caid.numba.MemoryManager, cuda.BaseCUDAMemoryManager)
 
 
 # --- publishing -----------------------------------------------------------------------------

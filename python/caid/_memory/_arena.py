@@ -259,6 +259,14 @@ class Arena(OfProcess, Closing, _caid.Arena):
         with _releaser.watching(self._client):
             return self._publish(None, part, None, many, own)
 
+    def _send_allocation(self, ptr):
+        """Makes a ticket, for any number of receivers, for the allocation that an address lies in, as bytes,
+        after all work of the device's primary context: (ticket, address of the allocation)."""
+        start, nbytes, *_ = self._find(ptr)
+        part = _Part(start, (nbytes,), None, _typestr.of_dtype("|u1")[0], _CONTEXT, None)
+        with _releaser.watching(self._client):
+            return self._publish(None, part, None, True), start
+
     def _own(self, x, stream=None):
         """A lease on memory of the arena, which is an unnamed array from then on."""
         ticket = self._send(x, stream, own=True)
