@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* caid_publish_many(): makes a set, fills it and publishes it; nobody else sees it before that. */
 #include <errno.h>
+#include <string.h>
 
 #include "array.h"
 #include "drain.h"
@@ -16,6 +17,12 @@ check_many(struct caid_client *client, const char *name, const char *const *keys
     int r = client_check_given(client, keys && arrays, keys ? "arrays" : "keys", error);
     if (r == 0)
         r = check_name(name, error);
+    if (r == 0 && name[strlen(name) - 1] != '/')
+        r = fail(
+            error, CAID_ERR_INVALID_NAME,
+            "the name of a set ends in \"/\": \"%s/\" has the names that begin so, \"%s\" would "
+            "have all that begin with it",
+            name, name);
     if (r == 0 && (n == 0 || n > client->set_max))
         r = fail(error, CAID_ERR_INVALID, "a set of this daemon's has 1 to %u arrays, not %zu",
                  client->set_max, n);

@@ -76,7 +76,7 @@ static const char usage[] =
     "usage: caidctl [OPTION]... [VERB]\n"
     "\n"
     "  status               the daemon, its driver and devices (the default)\n"
-    "  list [PREFIX]        named arrays of a pool\n"
+    "  list [PREFIX]        named arrays of a pool; of a pattern, if it has a *, ? or [\n"
     "  show [NAME]          one array and who holds it; without NAME: who holds what,\n"
     "                       the pool of --pool, the arrays of --unnamed, or --tickets\n"
     "  map                  memory as a picture: devices, pools, blocks, what lies in them\n"

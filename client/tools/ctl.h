@@ -22,18 +22,20 @@ enum ctl_exit {
 };
 
 struct ctl {
-    const char *socket; /* --socket, or NULL */
-    const char *pool;   /* --pool, or NULL */
-    const char *device; /* --device, or NULL */
-    const char *prefix; /* --prefix, or NULL */
-    const char *uid;    /* --uid, or NULL */
-    const char *method; /* --method, or NULL */
-    const char *svg;    /* --svg, or NULL */
-    const char *delay;  /* --delay, or NULL */
-    const char *pid;    /* --pid, or NULL */
+    const char *socket;  /* --socket, or NULL */
+    const char *pool;    /* --pool, or NULL */
+    const char *device;  /* --device, or NULL */
+    const char *prefix;  /* --prefix, or NULL */
+    const char *pattern; /* of the names to be listed, or NULL */
+    const char *uid;     /* --uid, or NULL */
+    const char *method;  /* --method, or NULL */
+    const char *svg;     /* --svg, or NULL */
+    const char *delay;   /* --delay, or NULL */
+    const char *pid;     /* --pid, or NULL */
     bool json, bytes, all, long_, unnamed, tickets, gone, ignore_missing, lost, force, undo;
-    uint32_t count; /* --count, or 0 */
-    bool is_quiet;  /* ctl_failed() prints nothing */
+    uint32_t count;      /* --count, or 0 */
+    uint64_t n_unlinked; /* names that unlink has removed */
+    bool is_quiet;       /* ctl_failed() prints nothing */
 
     struct caid_client *client; /* NULL for a verb that needs none */
     struct caid_error error;

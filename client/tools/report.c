@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -31,6 +32,23 @@ report_options(const struct ctl *ctl)
     };
 }
 
+/* Whether the pattern of the command line, if there is one, takes the name. */
+static bool
+is_listed(const struct ctl *ctl, const char *name)
+{
+    return !ctl->pattern || fnmatch(ctl->pattern, name, FNM_NOESCAPE) == 0;
+}
+
+static int
+lost_row(const void *record, void *listing)
+{
+    const struct caid_lost *lost = record;
+
+    return is_listed(((const struct listing *)listing)->ctl, lost->name)
+               ? listing_add(record, listing)
+               : 0;
+}
+
 int
 report_query(struct ctl *ctl, const char *query, const char *headings, struct table *ret)
 {
@@ -40,8 +58,8 @@ report_query(struct ctl *ctl, const char *query, const char *headings, struct ta
 
     listing_begin(&listing, query);
     return listing_end(&listing,
-                       query_run(query_find(query), ctl->client, &options, listing_add,
-                                 &listing, &ctl->error),
+                       query_run(query_find(query), ctl->client, &options,
+                                 ctl->lost ? lost_row : listing_add, &listing, &ctl->error),
                        query);
 }
 
@@ -186,6 +204,8 @@ entry_row(const void *record, void *listing)
 {
     const struct caid_entry *e = record;
     const struct ctl *ctl = ((const struct listing *)listing)->ctl;
+    if (!is_listed(ctl, e->name))
+        return 0;
     _cleanup_free_ char *use = report_use(e);
     const struct entry_row row = {.e = *e,
                                   .uuid = report_uuid(ctl, e->device),

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "format.h"
 #include "report.h"
@@ -13,8 +14,15 @@ int
 verb_list(struct ctl *ctl, int argc, char **argv)
 {
     _cleanup_table_ struct table table = {0};
+    _cleanup_free_ char *prefix = argc > 0 ? strdup(argv[0]) : NULL;
 
-    ctl->prefix = argc > 0 ? argv[0] : NULL;
+    if (argc > 0 && !prefix)
+        out_of_memory();
+    if (prefix && prefix[strcspn(prefix, "*?[")]) {
+        ctl->pattern = argv[0];
+        prefix[strcspn(prefix, "*?[")] = '\0'; /* what all names begin with that it takes */
+    }
+    ctl->prefix = prefix;
     json_object(&ctl->out, NULL);
     return report_end(ctl,
                       ctl->lost ? report_query(ctl, "lost",
@@ -67,8 +75,10 @@ unlink_one(struct ctl *ctl, const char *name, bool ignore_missing)
 {
     int r = caid_unlink(ctl->client, name, ctl->pool, &ctl->error);
 
-    if (r == 0)
+    if (r == 0) {
         json_str(&ctl->out, NULL, name);
+        ctl->n_unlinked++;
+    }
     return r < 0 && ignore_missing && ctl->error.code == CAID_ERR_NOT_FOUND ? 0 : r;
 }
 
@@ -88,6 +98,8 @@ unlink_prefix(struct ctl *ctl)
     options.pool = ctl->pool;
     options.prefix = ctl->prefix;
     int r = caid_list(ctl->client, &options, unlink_listed, ctl, &ctl->error);
+    if (!ctl->json && (r == 0 || ctl->n_unlinked > 0))
+        printf("%" PRIu64 " names removed\n", ctl->n_unlinked);
     return r < 0 ? ctl_failed(ctl, ctl->prefix) : CTL_OK;
 }
 

@@ -235,7 +235,7 @@ open_find(const struct opening *o, struct msg_str name, struct named *ret, struc
         return refuse(r, PROTO_ERR_NOT_FOUND, "no key \"%.*s\" in set \"%s\"", STR_FMT(name),
                       array_label(o->set));
     if (!named.array)
-        return refuse_name(r, "array", o->params->pool, name);
+        return refuse_array(r, o->pool, o->params->pool, name);
     *ret = named;
     return 0;
 }

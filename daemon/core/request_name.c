@@ -26,7 +26,8 @@ name_find(struct core *core, struct conn *conn, const struct msg_name_params *p,
     if (!named.array && pool && pool_may(pool, conn, what) && lost_check(pool, p->name, r))
         return REFUSED;
     if (!named.array)
-        return refuse_name(r, "array", p->pool, p->name);
+        return refuse_array(r, pool && pool_may(pool, conn, what) ? pool : NULL, p->pool,
+                            p->name);
     *ret = named;
     return 0;
 }

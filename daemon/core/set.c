@@ -2,6 +2,7 @@
 #include "set.h"
 
 #include <assert.h>
+#include <stdio.h>
 
 #include "array.h"
 #include "state.h"
@@ -252,6 +253,32 @@ named_generation(const struct named *named)
     const struct array *array = named->set ? named->set : named->array;
 
     return named->array ? array->generation : 0;
+}
+
+/* Whether there is a set of that name and a slash. */
+static bool
+has_set(struct pool *pool, struct msg_str name)
+{
+    char text[PROTO_NAME_MAX];
+
+    if (!pool || name.n >= sizeof(text))
+        return false;
+    memcpy(text, name.p, name.n);
+    text[name.n] = '/';
+    const struct array *set = pool_find_array(pool, (struct msg_str){text, name.n + 1});
+    return set && set->is_set;
+}
+
+void
+refusal_fill_array(struct refusal *r, struct pool *pool, struct msg_str pool_name,
+                   struct msg_str name)
+{
+    refusal_fill_name(r, "array", pool_name, name);
+    size_t n = strlen(r->text);
+    if (has_set(pool, name))
+        snprintf(r->text + n, sizeof(r->text) - n, "; there is a set \"%.*s/\"", STR_FMT(name));
+    else if (memchr(name.p, '*', name.n))
+        snprintf(r->text + n, sizeof(r->text) - n, "; in a name * is a letter, not a pattern");
 }
 
 /* EXISTS only for a name that can be opened: whoever creates a name or else opens it would try

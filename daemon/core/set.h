@@ -72,6 +72,11 @@ struct named named_find(struct pool *pool, struct msg_str name);
 uint64_t named_generation(const struct named *named);
 /* The set whose name is the beginning of this name; or NULL. */
 struct array *set_over(struct pool *pool, struct msg_str name);
+/* NOT_FOUND, with what was easily meant: the set of that name and a slash, or a pattern. pool:
+ * where the caller may look, or NULL. */
+void refusal_fill_array(struct refusal *r, struct pool *pool, struct msg_str pool_name,
+                        struct msg_str name);
+#define refuse_array(...) (refusal_fill_array(__VA_ARGS__), REFUSED)
 /* Whether the array may have that name, as far as sets are concerned. REFUSED. */
 int set_check_name(const struct array *array, struct msg_str name, struct refusal *r);
 

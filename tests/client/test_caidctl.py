@@ -370,6 +370,10 @@ def test_list_json(socket, client):
     assert read_json(socket, "list", "--all")["arrays"] == arrays
     assert read_json(socket, "list", f"--pool={first['pool']}")["arrays"] == arrays
     assert read_json(socket, "list", "nothing")["arrays"] == []
+    for pattern, names in {"*": ["a/1", "a/2", "b"], "a*": ["a/1", "a/2"], "?/[!1]": ["a/2"], "*b": ["b"], "a?": []}.items():
+        assert [a["name"] for a in read_json(socket, "list", pattern)["arrays"]] == names
+        assert read_json(socket, "list", "--lost", pattern) == {"lost": []}
+    assert caidctl("show", "a*", socket=socket).stderr.endswith("in a name * is a letter, not a pattern\n")
     assert caidctl("list", "--all", socket=socket).stdout.startswith("POOL ")
 
 
@@ -648,8 +652,11 @@ def test_unlink_what_starts_alike(socket, client):
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {"unlinked": names}
     done = caidctl("unlink", "--prefix=run/", socket=socket)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), "none is no failure"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 names removed\n", ""), "none is no failure"
     assert [a["name"] for a in read_json(socket, "list")["arrays"]] == ["ru", "runs"]
+    done = caidctl("unlink", "--prefix=ru", "--socket", str(socket))
+    assert (done.returncode, done.stdout) == (0, "2 names removed\n")
+    client.create("runs", (1,))
     done = caidctl("--json", "unlink", "-f", "missing", "runs", socket=socket)
     assert (done.returncode, json.loads(done.stdout)) == (0, {"unlinked": ["runs"]})
     assert caidctl("unlink", "-f", "n" * 256, socket=socket).returncode == 2

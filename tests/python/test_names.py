@@ -203,6 +203,26 @@ def test_rename(client, other):
         client.rename("taken", "")
 
 
+# --- patterns -------------------------------------------------------------------------------
+
+
+def test_a_pattern_is_one_only_where_it_is_asked_for(client):
+    for name in ("run/1", "run/2", "runs", "other"):
+        client.create(name, 0, "u1").close()
+    for pattern, names in {"run*": ["run/1", "run/2", "runs"], "*/[!1]": ["run/2"], "run": [], "o????": ["other"]}.items():
+        assert [e.name for e in client.list(pattern=pattern)] == names
+    with pytest.raises(caid.NotFoundError, match="a letter, not a pattern"):
+        client.open("run*")
+    with pytest.warns(UserWarning, match="a letter"):
+        client.watch("run*").close()
+    with pytest.raises(caid.InvalidError, match="exclude"):
+        client.list(prefix="r", pattern="r*")
+    client.create("run*", 0, "u1").close()
+    client.open("run*").close()
+    client.watch("run*").close()  # no warning, which would be an error here
+    assert [e.name for e in client.list(pattern="run[*]")] == ["run*"]
+
+
 # --- unlink ---------------------------------------------------------------------------------
 
 

@@ -170,6 +170,8 @@ def test_what_is_no_set_is_refused(client):
         ]:
             with pytest.raises(error):
                 client.publish_many("s/", arrays)
+        with pytest.raises(caid.InvalidNameError, match='"s/" has the names'):
+            client.publish_many("s", {"a": a})
         with pytest.raises(TypeError):
             client.publish_many("s/", {"a": numpy.zeros(1)})
         with client.empty(1, memory="managed") as managed, pytest.raises(caid.UnsupportedError):
@@ -183,6 +185,11 @@ def test_what_is_no_set_is_refused(client):
                 call()
         assert [e.name for e in client.list(prefix="s/k")] == ["s/" + "k" * 253]
         assert client.show("s/b").entry.of_set
+        for call in (client.open, client.open_set, client.show, client.unlink):
+            with pytest.raises(caid.NotFoundError, match='there is a set "s/"$'):
+                call("s")
+        with pytest.raises(caid.NotFoundError, match='no array "s/c"$'):
+            client.open("s/c")
         b.publish("t/x")
         with pytest.raises(caid.ExistsError):
             client.rename("s/", "t/", replace=True)

@@ -336,9 +336,10 @@ int caid_array_open_companion(struct caid_array *array, struct caid_array **ret,
 
 /* Puts n arrays of one pool under names that change in one step, all or none: each has that of the
  * set, then its key; together at most 255 bytes. The set, an array of no bytes, is under `name`,
- * which ends in "/" by custom; its generation is that of all of them, and its metadata those of the
- * options, which have no companion. What had the name goes, a set with all of its names: who holds
- * that opens its arrays as before. An array may be in several sets, and have a name of its own.
+ * which ends in "/" (else CAID_ERR_INVALID_NAME); its generation is that of all of them, and its
+ * metadata those of the options, which have no companion. What had the name goes, a set with all of
+ * its names: who holds that opens its arrays as before. An array may be in several sets, and have a
+ * name of its own.
  *
  * A set owns all names that begin with its own: others are refused under it, and CAID_ERR_EXISTS
  * says that there is one already. Sets are not nested. A set has 1 to 262,144 arrays, each of which

@@ -125,7 +125,7 @@ class Naming(Making):
         Parameters
         ----------
         name : str
-            What all names begin with, "llama/". As long as the set has it, all names that begin so
+            What all names begin with, "llama/": it ends in "/". As long as the set has it, all names that begin so
             are its own: none can be created, published or renamed there, and unlink() and rename()
             take the set as a whole. Sets are not nested.
         arrays : mapping of str to Array
@@ -288,7 +288,7 @@ class Naming(Making):
         self, name: str, *, pool: str | None = None, timeout: float | None = None
     ) -> Watch:
         """Watches a name, which need not exist: an iterator over its changes, for threads and
-        for asyncio.
+        for asyncio. A "*" in the name is a letter: where there is no such name, a UserWarning says so.
 
         Parameters
         ----------

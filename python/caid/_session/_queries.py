@@ -8,7 +8,9 @@ from typing import Iterator, List, Union
 
 from .. import _caid
 from .._base import _metadata
-from .._base._errors import ClosedError, DisconnectedError, LostError, NotFoundError, device as device_error
+from .._base._errors import (
+    ClosedError, DisconnectedError, LostError, NotFoundError, device as device_error, invalid,
+)
 from .._base._records import (
     Details, Device, Entry, Flushed, Holder, Lost, MemoryInfo, Metric, Pool, Status, Ticket, User,
 )
@@ -56,7 +58,8 @@ class Queries(_caid.Client):
     # --- what the daemon knows --------------------------------------------------------------
 
     def list(
-        self, *, pool: str | None = None, prefix: str | None = None, all: bool = False
+        self, *, pool: str | None = None, prefix: str | None = None, pattern: str | None = None,
+        all: bool = False,
     ) -> List[Entry]:
         """Names, in byte order.
 
@@ -66,6 +69,9 @@ class Queries(_caid.Client):
             Without it, the caller's own.
         prefix : str, optional
             Only names that start with it.
+        pattern : str, optional
+            Only names that it takes as a whole, as :func:`fnmatch.fnmatchcase` does: "run*" ("[*]" is
+            the letter). Elsewhere a "*" is a letter of a name like any other.
         all : bool
             Those of every pool that the caller may read, pool by pool.
 
@@ -73,7 +79,15 @@ class Queries(_caid.Client):
         -------
         list of Entry
         """
-        return self._records(Entry, "list", pool, prefix, all)
+        if pattern is None:
+            return self._records(Entry, "list", pool, prefix, all)
+        if prefix is not None:
+            raise invalid("list: prefix and pattern exclude each other")
+        import fnmatch
+        import re
+
+        entries = self._records(Entry, "list", pool, re.split(r"[*?[]", pattern)[0], all)
+        return [entry for entry in entries if fnmatch.fnmatchcase(entry.name, pattern)]
 
     def lost(
         self, *, pool: str | None = None, prefix: str | None = None, all: bool = False

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import warnings
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from .. import _caid
@@ -155,6 +156,9 @@ def create(client, name, pool, timeout):
     """The Watch of Client.watch()."""
     check_timeout(timeout)
     watch = client._watch(name, pool)
+    if "*" in name and not client.exists(name, pool=pool):
+        message = f"a watch is of one name, and in {name!r} a * is a letter: Client.list(pattern=) takes patterns"
+        warnings.warn(message, stacklevel=3)
     watch._client = client
     watch._name = name
     watch._pool = pool
