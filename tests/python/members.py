@@ -13,7 +13,7 @@ DESC = {"shape": (1,), "typestr": "<f4", "data": (1 << 30, False), "version": 3}
 
 # What members are called with, where they need something.
 ARGS = {
-    "__eq__": [None], "__getitem__": [0], "__setitem__": [0, 1], "add_callback": [print], "allocate": [1], "as_array": [DESC],
+    "__eq__": [None], "__getitem__": [0], "__setitem__": [0, 1], "add_callback": [print], "allocate": [1], "array": [[1]], "as_array": [DESC],
     "copy_from": [bytes(48)], "copy_from_host": [bytes(48)], "copy_to": [bytearray(48)],
     "copy_to_device": [bytes(48)], "create": ["x", 1], "empty": [1], "empty_like": [numpy.zeros(1)],
     "elapsed": [None], "fill": [1], "find": [1], "full": [1, 1], "ones": [1], "from_cuda_array_interface": [DESC],

@@ -27,7 +27,7 @@ from .._base._errors import device as device_error, invalid
 from .._base._records import PointerInfo
 from .._handoff import _any_stream, _pending
 from .._handoff._stream import Stream
-from .._memory import _array, _cai, _elements
+from .._memory import _array, _cai, _copy, _elements
 from .._memory._array import Array
 from .._session import _default
 from .._session._making import ATTACH_HOST
@@ -168,7 +168,8 @@ def to_device(
     ----------
     obj : array_like
         A caid array is given back as it is, memory of another library on the device is looked at
-        and not copied; anything else is made an array of by NumPy, strided ones, too.
+        and not copied; anything else is made an array of by NumPy, strided ones, too, or is a tensor
+        in the host's memory.
     stream : int or stream object
         With one the copy is enqueued there, else it is done on return.
     copy : bool
@@ -198,8 +199,14 @@ def _new_on_device(obj, stream, copy, client, device):
     client = client or _default.default_client()
     if hasattr(obj, "__cuda_array_interface__"):
         return client.as_array(obj)
-    host = _typestr.numpy().asanyarray(obj)
-    made = device_array_like(host, stream, client=client, device=device)
+    try:
+        host = _typestr.numpy().asanyarray(obj)
+        made = device_array_like(host, stream, client=client, device=device)
+    except TypeError:  # a tensor whose type NumPy has no word for: PyTorch's of bfloat16
+        host, tensor = obj, _copy.tensor(obj)
+        if tensor is None:
+            raise
+        made = device_array(tensor.shape, tensor.element, stream=stream, client=client, device=device)
     if copy:
         try:
             made.copy_from_host(host, stream)

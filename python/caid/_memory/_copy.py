@@ -14,6 +14,8 @@ from .. import _caid
 from .._base import _geometry, _typestr
 from .._base._errors import read_only
 from .._handoff import _any_stream, _pending
+from . import _dlpack
+from ._dlpack_export import READ_ONLY
 
 
 class Side(NamedTuple):
@@ -50,8 +52,8 @@ def device(array):
 
 
 def host(x, *, target=False, element=None):
-    """The side of a NumPy array or of a buffer; for a source, also of all that NumPy makes an
-    array of: lists and scalars, which have no type, of the element's.
+    """The side of a NumPy array, of a buffer or of a tensor; for a source, also of all that NumPy
+    makes an array of: lists and scalars, which have no type, of the element's.
 
     Raises
     ------
@@ -64,14 +66,38 @@ def host(x, *, target=False, element=None):
         raise TypeError(f"{type(x).__name__} is in device memory: use copy_from() or copy_to()")
     try:
         view = memoryview(x)
-    except TypeError:
-        if target:
-            raise TypeError(f"{type(x).__name__}: neither array nor buffer") from None
-        dtype = None if element is None or hasattr(x, "__array__") else _typestr.to_numpy(element)
-        return _ndarray(_typestr.numpy().asarray(x, dtype))
+    except (TypeError, BufferError):
+        return _target(x) if target else _source(x, element)
     if view.format in ("B", "b", "c") and view.ndim == 1 and view.contiguous:
         return Side(view, not view.readonly)
     return _ndarray(_typestr.numpy().asarray(view))
+
+
+def _target(x):
+    found = tensor(x)
+    if found is None:
+        raise TypeError(f"{type(x).__name__}: neither array nor buffer") from None
+    return found
+
+
+def _source(x, element):
+    dtype = None if element is None or hasattr(x, "__array__") else _typestr.to_numpy(element)
+    try:
+        return _ndarray(_typestr.numpy().asarray(x, dtype))
+    except TypeError:  # also of tensors whose type NumPy has no word for: PyTorch's of bfloat16
+        found = tensor(x)
+        if found is None:
+            raise
+        return found
+
+
+def tensor(x):
+    """The side of a tensor in the host's memory, by DLPack; None where `x` is none."""
+    taken = _dlpack.take_on_host(x)
+    if taken is None:
+        return None
+    held, element, strides = taken
+    return Side(held.ptr, not held.flags & READ_ONLY, held.shape, strides, element, owner=held)
 
 
 def _is_ndarray(x):

@@ -97,6 +97,13 @@ def take(x, number):
     return tensor, *_layout(tensor)
 
 
+def take_on_host(x):
+    """What take() gives of a tensor in the host's memory; None where `x` is none."""
+    if not hasattr(x, "__dlpack__") or _device_type(x) not in (CPU, CUDA_HOST):
+        return None
+    return take(x, NO_STREAM)
+
+
 def _stream_to_ask(stream):
     if stream is None:
         return _any_stream.LEGACY

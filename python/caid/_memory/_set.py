@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any
@@ -12,16 +13,31 @@ from .._base._errors import ClosedError, InvalidNameError, NotFoundError, invali
 from .._base._lifetime import Closing, NotCompared, OfProcess, attributes
 from .._base._records import Entry
 from .._handoff import _any_stream
-from . import _array, _copy, _elements
+from . import _array, _copy, _data, _elements
 from ._array import Array
 
 
 def publish(client, name, arrays, metadata, stream, replace):
     """Client.publish_many()."""
     arrays = dict(arrays)
+    with contextlib.ExitStack() as made:
+        _make_missing(client, arrays, made)
+        return _publish(client, name, arrays, metadata, stream, replace)
+
+
+def _make_missing(client, arrays, made):
+    """Puts new arrays in the place of what is none of caid's, in the pool of the others."""
+    for key, array in arrays.items():
+        if not _data.is_array(array):
+            raise TypeError(f"{key!r}: an array or a tensor is needed, not {type(array).__name__}")
+    pool = next((a.pool for a in arrays.values() if isinstance(a, Array)), None)
     for key, array in arrays.items():
         if not isinstance(array, Array):
-            raise TypeError(f"{key!r}: a caid.Array is needed, not {type(array).__name__}")
+            arrays[key] = made.enter_context(client.array(array, pool=pool))
+
+
+def _publish(client, name, arrays, metadata, stream, replace):
+    for array in arrays.values():
         _check(array)
         _copy.settle(array)
     leases = tuple(array._memory for array in arrays.values())

@@ -55,6 +55,10 @@ def _dtype(element):
 def assign(array, x):
     """array[...] = x"""
     on_device = isinstance(x, type(array)) or hasattr(x, "__cuda_array_interface__")
+    tensor = None if on_device else _tensor(x, array._layout.element)
+    if tensor is not None:
+        _copy.copy(_copy.device(array), _broadcast(tensor, array.shape))
+        return
     if not on_device and _is_scalar(x):
         fill(array, x, 0)
         return
@@ -66,6 +70,30 @@ def assign(array, x):
             x = source.array.copy_to_host()
             source = _host(x, array.shape, x.dtype)
         _copy.copy(_copy.device(array), source)
+
+
+def _tensor(x, element):
+    """The side of a tensor in the host's memory that has the array's type, which NumPy may have no word for; of
+    all else None."""
+    if not hasattr(x, "__dlpack__") or hasattr(x, "__array_interface__"):
+        return None
+    try:
+        side = _copy.tensor(x)
+    except BufferError:  # NumPy says why, or takes it
+        return None
+    return side if side is not None and _typestr.same(side.element, element) else None
+
+
+def _broadcast(side, shape):
+    """The side of its elements in an array of that shape, as NumPy broadcasts it on assignment."""
+    own = list(zip(side.shape, side.strides))
+    while len(own) > len(shape) and own[0][0] == 1:
+        del own[0]
+    missing = len(shape) - len(own)
+    if missing < 0 or any(n not in (1, wanted) for (n, _), wanted in zip(own, shape[missing:])):
+        raise ValueError(f"shape {side.shape} cannot be broadcast to {tuple(shape)}")
+    strides = (0,) * missing + tuple(0 if n == 1 else step for n, step in own)
+    return side._replace(shape=tuple(shape), strides=strides)
 
 
 def _is_scalar(x):

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any, Iterable, Union
 
 from .._base import _geometry, _metadata, _typestr
 from .._base._errors import invalid
 from .._base._records import Memory
-from .._memory import _array, _cai, _names, _values
+from .._memory import _array, _cai, _copy, _data, _names, _values
 from .._memory._array import Array
 from ._queries import _Device, Queries
 
@@ -26,9 +27,10 @@ class Making(Queries):
     def create(
         self,
         name: str,
-        shape: _Shape,
-        dtype: Any = "<f8",
+        shape: _Shape | None = None,
+        dtype: Any = None,
         *,
+        data: Any = None,
         pool: str | None = None,
         device: _Device = 0,
         order: str = "C",
@@ -40,7 +42,8 @@ class Making(Queries):
         exist_ok: bool = False,
         ttl: float | None = None,
     ) -> Array:
-        """Creates an array under a name. Its contents are undefined until written.
+        """Creates an array under a name, of data or of a shape: then its contents are undefined until
+        written.
 
         The array outlives this process: its name keeps it until unlink().
 
@@ -49,10 +52,13 @@ class Making(Queries):
         name : str
             1 to 255 bytes of UTF-8 without control characters; "/" is ordinary.
         shape : int or tuple of int
-            At most 32 extents, none negative.
+            At most 32 extents, none negative. Or `data`.
         dtype : str, numpy.dtype, torch.dtype, or anything that numpy.dtype takes
             A typestr ("<f4") needs no NumPy, nor do types by the names of ml_dtypes: "bfloat16",
-            "float8_e4m3fn", "int4", …; those of fewer than 8 bits take a byte each.
+            "float8_e4m3fn", "int4", …; those of fewer than 8 bits take a byte each. Without it, that of
+            the data, or "<f8".
+        data : object, optional
+            What the array is to hold, as for :meth:`array`. The name appears when all of it is there.
         pool : str, optional
             Without it, the caller's own.
         device : int or str
@@ -110,13 +116,22 @@ class Making(Queries):
         """
         if not isinstance(name, str):
             raise TypeError(f"name: a str is needed, not {type(name).__name__}; see empty()")
-        geometry = _geometry_of(shape, dtype, order, strides)
-        options = pool, device, exclusive, memory, alignment, metadata, _names.ttl_ns(ttl)
-        if not exist_ok:
-            return self._make(name, *geometry, *options)
-        wanted = _names.Wanted(*geometry, memory, self._index_of(device), alignment or 1)
-        make = functools.partial(self._make, name, *geometry, *options)
-        return _names.open_or_make(self, name, pool, wanted, make)
+        if (shape is None) == (data is None):
+            raise TypeError("create: either a shape or data is needed")
+        options = pool, device, exclusive, memory, alignment, metadata
+        ttl_ns = _names.ttl_ns(ttl)
+        with contextlib.ExitStack() as stack:
+            if data is None:
+                geometry = _geometry_of(shape, "<f8" if dtype is None else dtype, order, strides)
+                make = functools.partial(self._make, name, *geometry, *options, ttl_ns)
+            else:
+                side = stack.enter_context(_data.side(data, dtype))
+                geometry = _geometry_of(side.shape, dtype or side.element, order, strides)
+                make = functools.partial(self._make_of, side, geometry, options, name, ttl)
+            if not exist_ok:
+                return make()
+            wanted = _names.Wanted(*geometry, memory, self._index_of(device), alignment or 1)
+            return _names.open_or_make(self, name, pool, wanted, make)
 
     def empty(
         self,
@@ -136,6 +151,59 @@ class Making(Queries):
         See create()."""
         geometry = _geometry_of(shape, dtype, order, strides)
         return self._make(None, *geometry, pool, device, exclusive, memory, alignment, metadata)
+
+    def array(
+        self,
+        data: Any,
+        dtype: Any = None,
+        *,
+        pool: str | None = None,
+        device: _Device | None = None,
+        order: str = "C",
+        exclusive: bool = False,
+        memory: Memory = "device",
+        alignment: int | None = None,
+        metadata: Any = None,
+    ) -> Array:
+        """Creates an array without a name that holds a copy of data: see empty().
+
+        Parameters
+        ----------
+        data : object
+            An array or a tensor of any library, on the host or on a device, of NumPy, CuPy, PyTorch, JAX
+            or caid, whose shape and type the new one has, bfloat16 among them; a buffer of bytes; or what
+            NumPy makes an array of. It is copied when this returns, after the work on it that is known:
+            see :meth:`caid.Array.copy_from`.
+        dtype : optional
+            As for create(). Values of the host are converted to it, as NumPy does it; what is on a device
+            has to be of it.
+        device : int or str, optional
+            Without it, that of `data` where that is an array of this client, else the first.
+
+        Raises
+        ------
+        TypeError, InvalidError
+            What has no elements, or elements of no type that arrays can have; see create().
+        """
+        if device is None:
+            own = isinstance(data, Array) and data._memory.client is self
+            device = max(data.device, 0) if own else 0
+        options = pool, device, exclusive, memory, alignment, metadata
+        with _data.side(data, dtype) as side:
+            geometry = _geometry_of(side.shape, dtype or side.element, order, None)
+            return self._make_of(side, geometry, options)
+
+    def _make_of(self, side, geometry, options, name=None, ttl=None):
+        """An array of data, which gets its name when it is whole."""
+        a = self._make(None, *geometry, *options)
+        try:
+            _copy.copy(_copy.device(a), side)
+            if name is not None:
+                a.publish(name, replace=False, ttl=ttl)
+        except BaseException:
+            a.close()
+            raise
+        return a
 
     def empty_like(
         self,

@@ -109,7 +109,7 @@ class Naming(Making):
     def publish_many(
         self,
         name: str,
-        arrays: Mapping[str, Array],
+        arrays: Mapping[str, Any],
         *,
         metadata: Any = None,
         stream: Any = None,
@@ -128,10 +128,11 @@ class Naming(Making):
             What all names begin with, "llama/": it ends in "/". As long as the set has it, all names that begin so
             are its own: none can be created, published or renamed there, and unlink() and rename()
             take the set as a whole. Sets are not nested.
-        arrays : mapping of str to Array
+        arrays : mapping of str to Array, or to arrays or tensors of NumPy, PyTorch, CuPy, ...
             1 to 262,144 arrays of this client and of one pool, by what follows in their names; name
             and key are 255 bytes together at most. An array may be in several sets, and have a name
-            of its own besides. What a :class:`caid.Set` gives may go into the next one.
+            of its own besides. What a :class:`caid.Set` gives may go into the next one. Of what is not
+            caid's, new arrays are made, as :meth:`array` makes them, in that pool, or in the caller's own.
         metadata, stream, replace
             As for :meth:`caid.Array.publish`, of all of them.
 
