@@ -19,6 +19,7 @@
 
 #define SYSTEM_SOCKET  "/run/caid/caid.sock"
 #define RUNTIME_SOCKET "caid.sock" /* in $XDG_RUNTIME_DIR */
+#define START_ONE      "start one by caid --foreground, or in Python by caid.LocalDaemon()"
 #define CONNECT_NS     (30 * NSEC_PER_SEC)
 #define RETRY_NS       (100 * NSEC_PER_MSEC) /* while the daemon restores after a restart */
 #define RECONNECT_NS   (10 * NSEC_PER_SEC)
@@ -119,10 +120,10 @@ fail_connect(struct caid_error *error, int err, const char *path, const char *or
     const char *why;
 
     switch (err) {
-    case ENOENT: why = "no such socket; is caid running?"; break;
+    case ENOENT: why = "no such socket; " START_ONE; break;
     case ENOTSOCK: why = "not a socket"; break;
     case EPROTOTYPE: why = "a socket, but not caid's"; break;
-    case ECONNREFUSED: why = "nobody listens; is caid running?"; break;
+    case ECONNREFUSED: why = "nobody listens; " START_ONE; break;
     case EACCES: why = "no permission to connect"; break;
     default: why = strerror_r(err, text, sizeof(text));
     }

@@ -2,9 +2,10 @@
 """Named arrays in GPU memory, shared between processes by the daemon caid(8).
 
 >>> import caid
->>> c = caid.connect()
+>>> d = caid.LocalDaemon()                           # a private daemon, if none runs as a service
+>>> c = d.connect()                                  # of the service: caid.connect()
 >>> a = c.create("weights", (1024, 768), "<f4")      # in one process
->>> b = caid.connect().open("weights")               # in another: the same memory
+>>> b = c.open("weights")                            # in another: the same memory
 
 Arrays have a ``__cuda_array_interface__`` and a ``__dlpack__``: hand them to CuPy, Numba, PyTorch,
 JAX, ...
@@ -17,6 +18,26 @@ JAX, ...
 >>> arena = c.arena()                                # allocates for other libraries, and publishes
 >>> arena.publish("weights", tensor)                 # what they have made there, without a copy
 
+Where to look next, by ``help()``:
+
+LocalDaemon              a daemon of one's own: for a notebook or a test
+Client                   names, sets, memory, figures: what connect() gives
+Array, Set               what has a name: shape, copies, publishing
+Bracket                  Array.read() and Array.write(): hand-off between streams
+Stream, Event, Timeline  the order of work on devices
+Watch, Reference         changes of a name; an array as a few bytes, for other processes
+Arena, Allocation        memory for other libraries' allocators
+Error                    what every refusal is: NotFoundError, QuotaError, NoDaemonError, ...
+
+Modules, which are imported when they are named:
+
+caid.weights             model weights from safetensors files, loaded once, swapped under load
+caid.storage             fields of weather and climate codes, on the host and the device
+caid.torch, caid.cupy, caid.numba, caid.cuda_core, caid.rmm
+                         other libraries' arrays in caid's memory
+caid.dask, caid.mpi, caid.ray
+                         arrays between workers, ranks and actors
+
 What users of Numba know is here by its names: ``to_device()``, ``pinned_array()``, ``mapped()``, ...
 """
 
@@ -25,6 +46,7 @@ from __future__ import annotations
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
+    from . import storage, weights  # noqa: F401
     from ._session._daemon import LocalDaemon
 
 from . import _caid, _reference  # noqa: F401
@@ -122,6 +144,9 @@ for _name in set(__all__) - {"LocalDaemon"}:
     _show(globals()[_name])
 del _name
 
+_OURS = ("storage", "weights")
+_OTHERS = ("cuda_core", "cupy", "dask", "mpi", "numba", "ray", "rmm", "torch")  # want their libraries
+
 if not _typing.TYPE_CHECKING:  # which would take every name for one that is there
 
     def __getattr__(name: str) -> object:
@@ -131,4 +156,15 @@ if not _typing.TYPE_CHECKING:  # which would take every name for one that is the
             _show(_daemon.LocalDaemon)
             globals()[name] = _daemon.LocalDaemon
             return _daemon.LocalDaemon
-        raise AttributeError(f"module 'caid' has no attribute {name!r}")
+        if name not in _OURS + _OTHERS:
+            raise AttributeError(f"module 'caid' has no attribute {name!r}")
+        import importlib
+
+        try:
+            return importlib.import_module(f"caid.{name}")
+        except ImportError as e:  # hasattr() and completion take no other error
+            raise AttributeError(f"caid.{name}: {e}") from e
+
+    def __dir__() -> list[str]:
+        """No module that imports another library: completion looks at all that is named here."""
+        return [*(name for name in globals() if name.startswith("__")), *__all__, "TimeoutError", *_OURS]

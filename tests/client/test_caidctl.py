@@ -700,7 +700,7 @@ def test_no_daemon(tmp_path):
     for args in (("status",), ("--json", "list"), ("ping",)):
         done = caidctl(*args, socket=path)
         assert done.returncode == 1 and done.stdout == ""
-        assert done.stderr == f"caidctl: {path}: no such socket; is caid running?\n"
+        assert done.stderr == f"caidctl: {path}: no such socket; start one by caid --foreground, or in Python by caid.LocalDaemon()\n"
     done = caidctl("status", env={**os.environ, "CAID_SOCKET": str(tmp_path)})
     assert done.returncode == 1
     assert done.stderr == f"caidctl: {tmp_path} (from $CAID_SOCKET): not a socket\n"

@@ -324,11 +324,11 @@ def test_modes_that_are_none(client, mode):
 
 def test_nobody_there(tmp_path):
     path = tmp_path / "sock"
-    with refused(caid.NoDaemonError, 64, errno.ECONNREFUSED, str(path), "no such socket"):
+    with refused(caid.NoDaemonError, 64, errno.ECONNREFUSED, str(path), "no such socket", "caid --foreground", "caid.LocalDaemon()"):
         caid.connect(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
         s.bind(str(path))
-    with refused(caid.NoDaemonError, 64, errno.ECONNREFUSED, str(path), "nobody listens"):
+    with refused(caid.NoDaemonError, 64, errno.ECONNREFUSED, str(path), "nobody listens", "caid.LocalDaemon()"):
         caid.connect(path)
     with pytest.raises(ConnectionRefusedError):
         caid.connect(str(path))

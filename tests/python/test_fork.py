@@ -5,6 +5,8 @@ driver or the daemon, while what is known of it stays known; and it ends there w
 import asyncio
 import gc
 import os
+import pathlib
+import re
 import signal
 import sys
 import traceback
@@ -85,6 +87,16 @@ def test_in_a_child_everything_inherited_is_refused_and_ends_quietly(client, wha
         finally:
             while things:
                 end(things.popitem()[1], client)
+
+
+def test_the_page_says_what_stays_known():
+    page = (pathlib.Path(__file__).parents[2] / "docs/CONSUMERS.md").read_text("utf-8")
+    of_array, of_set = re.search(r"Of an array (.*?) stay known, of a set\n(.*?), but not its keys; of all `repr\(\)`", page, re.S).groups()
+    for cls, told in ((caid.Array, of_array), (caid.Set, of_set)):
+        names = {f"__{name[:-2]}__" if name.endswith("()") else name for name in re.findall("`(.*?)`", told)}
+        assert len(names) > 4 and names <= {*STAYS[cls].split()}
+    assert not {"__iter__", "keys", "__contains__"} & {*STAYS[caid.Set].split()}
+    assert all("__repr__" in names for names in STAYS.values())
 
 
 def test_no_library_reaches_an_inherited_array(client, soft):

@@ -4,6 +4,7 @@
 import ast
 import os
 import pathlib
+import pydoc
 import re
 import subprocess
 import sys
@@ -26,6 +27,40 @@ def test_what_is_exported_is_there_and_has_its_name():
 def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Access'"):
         _ = caid.Access
+
+
+def test_dir_names_what_is_there_and_nothing_private():
+    names = dir(caid)
+    assert {*caid.__all__, "LocalDaemon", "storage", "weights", "__version__"} <= {*names}
+    assert [name for name in names if name.startswith("_") and not name.startswith("__")] == []
+    for name in names:
+        getattr(caid, name)  # as completion does
+
+
+def test_help_begins_with_what_there_is():
+    first = pydoc.plain(pydoc.render_doc(caid)).split("\nPACKAGE CONTENTS")[0]
+    assert first.count("\n") < 3 * 24
+    for name in ("LocalDaemon", "Client", "Array", "connect()", "caid.weights", "caid.storage", "caid.torch", "caid.ray"):
+        assert name in first
+
+
+MODULES = """
+import sys
+import caid
+assert not {"caid.weights", "caid.storage"} & {*sys.modules}
+assert caid.weights is sys.modules["caid.weights"] and caid.storage is sys.modules["caid.storage"]
+sys.modules["torch"] = None  # as if there were none
+assert not hasattr(caid, "torch")
+try:
+    caid.torch
+except AttributeError as e:
+    print(e)
+"""
+
+
+def test_modules_are_imported_when_they_are_named():
+    done = subprocess.run([sys.executable, "-c", MODULES], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("caid.torch: ") and "torch" in done.stdout[12:], done.stderr
 
 
 def test_the_stub_is_the_extensions():

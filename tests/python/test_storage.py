@@ -378,6 +378,8 @@ def test_which_buffers_there_are():
 def test_the_halo_may_be_set(options):
     s = cs.ones((6, 7), "i4", halo=(1, 1), **options)
     strides = s.strides
+    s.halo = 2
+    assert s.halo == ((2, 2), (2, 2)) == cs.ones((6, 7), "i4", halo=2, **options).halo and s.domain_view.shape == (2, 3)
     s.halo = (2, (0, 3))
     assert s.halo == ((2, 2), (0, 3)) and s.strides == strides
     s.domain_view[...] = 0

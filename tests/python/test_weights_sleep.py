@@ -200,6 +200,20 @@ def test_random_sleepers(client):
     stateful.run_state_machine_as_test(Sleeper, settings=settings(max_examples=20, stateful_step_count=30))
 
 
+def test_a_second_opener_of_the_same_client_keeps_it_mapped(client, other, model):
+    """docs/WEIGHTS.md; another client, as another process, notices nothing."""
+    with weights.open("m", client=client) as w, weights.open("m", client=other) as elsewhere:
+        models.value_of(w), models.value_of(elsewhere)
+        with weights.open("m", client=client) as second:
+            models.value_of(second)
+            with pytest.raises(caid.InvalidError, match="open here, of which"):
+                w.unmap()
+            assert models.value_of(w) == models.value_of(second) == 1  # nothing was unmapped
+        w.unmap()
+        assert models.value_of(elsewhere) == 1
+        w.map()
+
+
 # --- addresses -----------------------------------------------------------------------------------
 
 OPENS = """
@@ -285,3 +299,10 @@ def test_a_client_that_ends_before_its_reservation(daemon):
     r.close()
     with daemon.connect() as c, contextlib.ExitStack() as stack:
         wait_until(lambda: not stack.callback(c.reserve(4 * MIB, r.address).close) or True)
+
+
+def test_what_is_mapped_already_stays_outside_of_a_reservation(client, model):
+    with weights.open("m", client=client) as first:
+        at = min(a.ptr for a in first.values())
+        with client.reserve(64 * MIB) as r, weights.open("m", client=client) as second:
+            assert min(a.ptr for a in second.values()) == at and not r.address <= at < r.address + 64 * MIB

@@ -67,8 +67,9 @@ def empty(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> S
     dims : sequence of str, optional
         What the dimensions mean, "I", "J", "K", "0", "1", ...: for the layouts of presets. Without it
         in this order.
-    halo : sequence of int or (int, int), optional
-        Points at the start and the end of each dimension that are not of the domain.
+    halo : int, or sequence of int or (int, int), optional
+        Points at the start and the end of each dimension that are not of the domain: one int for all of
+        them, or for each dimension one, or two.
     layout : sequence of int, optional
         For each dimension the place of its stride among all, in falling order.
     managed : {"gt4py", None, "cuda"}

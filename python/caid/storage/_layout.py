@@ -138,15 +138,15 @@ def dims(value: Sequence[str] | None, ndim: int) -> tuple[str, ...]:
     return value
 
 
-def halo_of(value: Sequence[Any] | None, shape: tuple) -> tuple[tuple[int, int], ...]:
-    """The halo as pairs, from ints and pairs; without any (0, 0)."""
+def halo_of(value: int | Sequence[Any] | None, shape: tuple) -> tuple[tuple[int, int], ...]:
+    """The halo as pairs, from ints and pairs, or an int for all dimensions; without any (0, 0)."""
     if value is None:
         return ((0, 0),) * len(shape)
     with contextlib.suppress(TypeError, ValueError):
-        pairs = tuple(map(_pair, value))
+        pairs = (_pair(value),) * len(shape) if hasattr(value, "__index__") else tuple(map(_pair, value))
         if len(pairs) == len(shape) and all(min(pair) >= 0 and sum(pair) <= n for pair, n in zip(pairs, shape)):
             return pairs
-    raise invalid(f"halo {value} for shape {shape}: one for each dimension, inside of it")
+    raise invalid(f"halo {value} for shape {shape}: one int, or one for each dimension, inside of it")
 
 
 def _pair(value):
