@@ -126,6 +126,13 @@ def test_pytorch_sees_types_that_numpy_lacks(client, soft, name):
         np.testing.assert_array_equal(x.view(torch.uint8).numpy(), bits)
 
 
+def test_pytorchs_as_tensor_takes_page_locked_memory(client):
+    """It has no CUDA Array Interface, by which as_tensor() would take it for a GPU's."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    with client.array(FOUR, memory="pinned") as a:
+        np.testing.assert_array_equal(torch.as_tensor(a).numpy(), FOUR)
+
+
 def told(a, **wishes):
     c = Consumer(a.__dlpack__(**wishes))
     found = c.tensor.device_type, c.tensor.device_id, c.tensor.data
