@@ -49,6 +49,16 @@ block_signal(int signum)
     sigprocmask(SIG_BLOCK, &set, NULL);
 }
 
+/* r: why it cannot listen where a daemon does that nobody told where. */
+static void
+explain_usual(int r)
+{
+    if (r < 0 && r != -EADDRINUSE && geteuid() != 0 && !getenv("XDG_RUNTIME_DIR"))
+        log_error(
+            "XDG_RUNTIME_DIR is not set: --socket=PATH or CAID_SOCKET says where a user's "
+            "own daemon listens, caid.LocalDaemon() of Python finds a place itself");
+}
+
 static int
 open_listener(struct listener *ret, const struct options *o, const struct config *c)
 {
@@ -69,7 +79,10 @@ open_listener(struct listener *ret, const struct options *o, const struct config
             return r;
         path = usual;
     }
-    return listener_open(ret, path, c->start.socket_mode);
+    r = listener_open(ret, path, c->start.socket_mode);
+    if (usual)
+        explain_usual(r);
+    return r;
 }
 
 DEFINE_CLEANUP(struct server *, server_free)

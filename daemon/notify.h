@@ -12,7 +12,7 @@
 
 struct notify {
     int fd;               /* -1: there is no manager */
-    char pending[512];    /* texts that are still to be sent, each terminated */
+    char pending[1024];   /* texts that are still to be sent, each terminated */
     size_t n_pending;     /* bytes of all of them */
     uint64_t watchdog_ns; /* the longest time between two WATCHDOG=1; 0: not wanted */
 };

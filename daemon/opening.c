@@ -9,6 +9,7 @@
 #include "base/macros.h"
 
 #define RETRY_MAX_S 8
+#define WITHOUT_GPU "without a GPU: CAID_CUDA_DRIVER=soft for the daemon"
 
 /* Called on the thread. */
 static void
@@ -18,7 +19,8 @@ opening_report(struct opening *o, bool over, int r, const char *reason)
     o->over = over;
     o->r = r;
     if (r < 0)
-        snprintf(o->reason, sizeof(o->reason), "%s", reason);
+        snprintf(o->reason, sizeof(o->reason), "no driver answers: %.160s (" WITHOUT_GPU ")",
+                 reason);
     pthread_mutex_unlock(&o->lock);
     uv_async_send(&o->news);
 }

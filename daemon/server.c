@@ -34,7 +34,7 @@
 
 #define STOP_MS        10000
 #define RESTORE_NS     20000 /* a turn restores for so long, and for as long as it has served */
-#define GRACE_MS       5000  /* after that, clients are refused while the driver is not open */
+#define GRACE_MS       5000  /* after that, without a driver: READY=1, and refusals */
 #define REPLY_BUSY     2048  /* bytes of records in a reply to a greedy uid */
 #define LOG_MAX_LINES  20    /* in a window, about mistakes of clients that are not audited */
 #define LOG_MAX_BLOCKS 1     /* about blocks: a failed device refuses to free any of them */
@@ -58,7 +58,7 @@ struct server {
     uv_poll_t stop_poll;
     uv_idle_t overdue;
     struct boot_timer expiry_timer;
-    uv_timer_t deadline_timer, stop_timer;
+    uv_timer_t deadline_timer, stop_timer, grace_timer;
     uv_signal_t sigterm, sigint, sighup;
     struct audit audit;
     struct log_window about_clients, about_blocks;
@@ -689,7 +689,7 @@ init_stop_fd(struct server *s)
 static int
 init_handles(struct server *s)
 {
-    uv_timer_t *timers[] = {&s->deadline_timer, &s->stop_timer};
+    uv_timer_t *timers[] = {&s->deadline_timer, &s->stop_timer, &s->grace_timer};
     uv_signal_t *signals[] = {&s->sigterm, &s->sigint, &s->sighup};
     int r;
 
@@ -810,6 +810,7 @@ serve(struct server *s)
 {
     if (s->setup.ready_fd >= 0)
         detach_ready(s->setup.ready_fd);
+    uv_timer_stop(&s->grace_timer);
     service_watch(&s->service);
     log_info("serving on %s", s->setup.listener->path);
     service_tell(&s->service, "READY=1\nSTATUS=Serving");
@@ -818,16 +819,35 @@ serve(struct server *s)
 }
 
 static void
+tell_not_serving(struct server *s, const char *state)
+{
+    char reason[OPENING_REASON_MAX], status[OPENING_REASON_MAX + 64];
+
+    opening_reason(&s->opening, reason, sizeof(reason));
+    snprintf(status, sizeof(status), "%sSTATUS=Not serving yet: %s", state, reason);
+    service_tell(&s->service, status);
+}
+
+/* What starts the service, or waits for it, is not held up by a machine without a GPU. The
+ * manager's watchdog begins with READY=1. */
+static void
+on_grace(uv_timer_t *timer)
+{
+    struct server *s = timer->data;
+
+    service_watch(&s->service);
+    tell_not_serving(s, "READY=1\n");
+}
+
+static void
 on_opening(void *userdata)
 {
     struct server *s = userdata;
-    char reason[OPENING_REASON_MAX], status[OPENING_REASON_MAX + 64];
     int r = opening_end(&s->opening);
 
     if (r > 0) { /* from now on clients are refused, with the reason */
-        opening_reason(&s->opening, reason, sizeof(reason));
-        snprintf(status, sizeof(status), "STATUS=Not serving yet: %.100s", reason);
-        service_tell(&s->service, status);
+        if (!notify_is_pending(s->setup.notify)) /* READY=1 finds room */
+            tell_not_serving(s, "");
         if (arrivals_listen(&s->arrivals) < 0)
             server_leave(s, EXIT_FAILURE);
         return;
@@ -882,6 +902,7 @@ server_run(struct server *s)
     if (s->r < 0)
         server_leave(s, EXIT_FAILURE);
     arrivals_listen_after(&s->arrivals, GRACE_MS);
+    uv_timer_start(&s->grace_timer, on_grace, GRACE_MS, 0);
     server_loop(s);
     return s->r;
 }

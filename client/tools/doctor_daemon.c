@@ -80,6 +80,11 @@ look_no_daemon(const struct doctor *doctor, struct finding *ret)
     } else if (error->code == CAID_ERR_VERSION) {
         finding_problem(ret, "daemon_version", "%s", error->message);
         finding_remedy(ret, "install caid and caidctl of one version, and restart the daemon");
+    } else if (error->code == CAID_ERR_NOT_READY) {
+        finding_problem(ret, "daemon_not_ready", "%s", error->message);
+        finding_remedy(ret,
+                       "see its log; a unit's driver is said by systemctl edit caid.service: "
+                       "Environment=CAID_CUDA_DRIVER=soft");
     } else {
         finding_problem(ret, "daemon_error", "%s", error->message);
         finding_remedy(ret, "caid's log says more");

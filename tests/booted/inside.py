@@ -130,16 +130,39 @@ def people():
 
 
 def start_in_vain():
-    systemctl("restart", "--no-block", "caid.service")
-    wait_for(lambda: "libcuda" in show("caid", "StatusText"), "the reason")
-    assert show("caid", "ActiveState") == "activating"
+    systemctl("restart", "caid.service")  # returns
+    assert show("caid", "ActiveState") == "active"
+    assert re.match(r"Not serving yet: no driver answers: .*libcuda.*CAID_CUDA_DRIVER=soft", show("caid", "StatusText"))
 
 
-def test_a_service_without_a_driver_waits_and_says_why():
+def test_a_service_without_a_driver_is_there_and_says_why():
+    DROP_IN.parent.mkdir(parents=True, exist_ok=True)
+    DROP_IN.write_text("[Service]\nWatchdogSec=1s\n")
+    systemctl("daemon-reload")
     systemctl("enable", "--now", "caid.socket")
     start_in_vain()
+    pid = main_pid("caid")
+    with pytest.raises(caid.NotReadyError, match="CAID_CUDA_DRIVER=soft"):
+        caid.Client()
+    systemctl("reload", "caid")  # takes effect when the driver answers
+    time.sleep(2)  # the watchdog's time, twice
+    assert (main_pid("caid"), show("caid", "NRestarts")) == (pid, "0")
     assert show("caid-keeper", "ActiveState") == "active"
     systemctl("stop", *ALL)
+
+
+def test_a_reload_with_a_mistake_fails(people):
+    conf = pathlib.Path("/etc/caid/caid.conf.d/bad.conf")
+    conf.parent.mkdir(parents=True, exist_ok=True)
+    people[0].put()
+    conf.write_text("[limits]\njobs = none\n")
+    done = subprocess.run(["systemctl", "reload", "caid"], capture_output=True, check=False)
+    assert done.returncode != 0 and "bad.conf:2" in journal("--unit=caid")
+    conf.write_text('[pool "good"]\n')
+    systemctl("reload", "caid")
+    wait_for(lambda: "good" in run("/usr/local/bin/caidctl", "pools"), "the reload")
+    conf.unlink()
+    people[0].check()
 
 
 def test_the_socket_starts_it(people):

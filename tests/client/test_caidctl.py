@@ -315,6 +315,7 @@ def test_a_daemon_that_waits_for_its_driver(tmp_path):
                 return caidctl("status", socket=tmp_path / "s")
             wait_until(lambda: "not ready" in refusal().stderr)
             assert refusal().returncode == 2
+            assert "no driver answers: " in refusal().stderr and "CAID_CUDA_DRIVER=soft" in refusal().stderr
             daemon.terminate()
             assert daemon.wait(60) == 0
 

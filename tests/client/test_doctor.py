@@ -190,6 +190,8 @@ def test_a_daemon_of_another_version(tmp_path):
 def test_a_daemon_that_refuses(tmp_path):
     with fake_daemon(tmp_path / "s", hello=(10, "1 connections are as many as uid 0 may have")):
         expect(doctor(tmp_path / "s"), "daemon_error", "problem", "as many as", "log")
+    with fake_daemon(tmp_path / "u", hello=(22, "caid is not ready, try again: no driver answers")):
+        expect(doctor(tmp_path / "u"), "daemon_not_ready", "problem", "no driver answers", "systemctl edit caid.service")
     with fake_daemon(tmp_path / "t", status=(14, "the daemon is stopping")):
         lines = doctor(tmp_path / "t")
         expect(lines, "daemon_error", "problem", "stopping", "log")

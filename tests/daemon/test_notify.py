@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import re
 import signal
 import socket
 import time
@@ -84,12 +85,15 @@ def test_reload_before_the_driver_answers(start, manager, tmp_path):
 def test_not_ready_before_the_driver_answers(start, manager):
     """Under a service manager --driver=cuda waits for the driver, and can be stopped meanwhile."""
     d = start("--driver=cuda", wait=False, NOTIFY_SOCKET=manager.name, CUDA_VISIBLE_DEVICES="")
-    told = manager.receive() + manager.receive()
-    assert [line[:24] for line in told] == ["STATUS=Not serving yet: "] * 2
+    told = manager.receive_until("READY=1")
+    assert len(told) > 2 and told[-2] == "READY=1"  # the others may be sure of it, and it tells why it does not serve
+    why = r"STATUS=Not serving yet: no driver answers: .*libcuda.*\(without a GPU: CAID_CUDA_DRIVER=soft"
+    assert all(re.match(why, line) for line in told if line != "READY=1"), told
     for _ in range(2):
-        with pytest.raises(raw.Refused, match="not ready, try again: .*libcuda") as refused:
+        with pytest.raises(raw.Refused, match="not ready, try again: .*libcuda.*CAID_CUDA_DRIVER=soft") as refused:
             d.client()
         assert refused.value.code == NOT_READY
+    d.process.send_signal(signal.SIGHUP)  # waits for the driver
     with d.client(hello=False) as silent:  # is no matter to the next one
         with pytest.raises(raw.Refused):
             d.client()
@@ -98,14 +102,19 @@ def test_not_ready_before_the_driver_answers(start, manager):
     assert not d.socket.exists()
 
 
-def test_a_driver_that_hangs(start):
-    """Clients are taken up all the same, and hear of it; those that come later are served."""
-    d = start("--driver=soft", wait=False, CAID_SOFTCUDA_FAIL="cuInit@1=delay:8000000")
+def test_a_driver_that_hangs(start, manager):
+    """Clients are taken up all the same, and hear of it; those that come later are served. The manager's watchdog,
+    which begins with READY=1, is fed meanwhile."""
+    d = start("--driver=soft", wait=False, NOTIFY_SOCKET=manager.name, WATCHDOG_USEC=20000,
+              CAID_SOFTCUDA_FAIL="cuInit@1=delay:8000000")
+    assert manager.receive() == ["READY=1", "STATUS=Not serving yet: its driver has not answered yet"]
+    assert manager.receive() == ["WATCHDOG=1"]
     wait_for(lambda: d.socket.exists() and can_connect(d), "being heard")
     with pytest.raises(raw.Refused, match="its driver has not answered yet") as refused:
         d.client()
     assert refused.value.code == NOT_READY
-    wait_for(lambda: is_served(d), "the driver")
+    assert "STATUS=Serving" in manager.receive_until("STATUS=Serving")
+    assert is_served(d)
     assert d.stop() == 0
 
 

@@ -6,11 +6,12 @@ import pathlib
 import signal
 import socket
 import stat
+import subprocess
 import sys
 
 import pytest
 import raw
-from conftest import DEADLINE, run_caid
+from conftest import CAID, DEADLINE, daemon_env, run_caid
 
 
 def files(folder):
@@ -150,6 +151,16 @@ def test_where_it_listens(start, tmp_path, which):
     env = {"CAID_SOCKET": places["env"]} if "env" in given else {}
     d = start(*args, socket=places[which], config=config, XDG_RUNTIME_DIR=tmp_path / "runtime", **env)
     assert f"serving on {places[which]}\n" in d.text()
+
+
+def test_a_user_who_has_no_runtime_folder(tmp_path):
+    if os.geteuid() == 0 and subprocess.run(["setpriv", "--reuid=65534", "true"], check=False).returncode:
+        pytest.skip("another user's programs cannot be run here")
+    who = ["setpriv", "--reuid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    r = subprocess.run([*who, CAID, "--foreground", "--config=/dev/null"], env=daemon_env(), capture_output=True, text=True,
+                       check=False)
+    assert r.returncode == 1
+    assert "XDG_RUNTIME_DIR is not set: --socket=PATH" in r.stderr and "LocalDaemon" in r.stderr
 
 
 # What a service manager does: the socket becomes fd 3 of a process that is told its own pid.

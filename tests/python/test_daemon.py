@@ -184,6 +184,32 @@ def test_a_daemon_that_never_gets_ready(tmp_path, monkeypatch):
         caid.LocalDaemon(timeout=0.5)
 
 
+def test_a_driver_that_is_not_there(tmp_path, monkeypatch):
+    (tmp_path / "libcuda.so.1").write_bytes(b"")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    for supervise in (False, True):
+        with pytest.raises(caid.NoDaemonError, match="did not start: no driver answers: .*libcuda") as caught:
+            caid.LocalDaemon(driver="cuda", supervise=supervise, timeout=600)
+        assert "CAID_CUDA_DRIVER=soft" in str(caught.value)
+
+
+def test_a_driver_that_takes_long():
+    """After 5 seconds the daemon tells that it does not serve yet."""
+    with caid.LocalDaemon(env={"CAID_SOFTCUDA_FAIL": "cuInit@1=delay:6000000"}) as d, d.connect() as c:
+        assert "serving on" in d.log()
+        c.ping()
+
+
+def test_the_software_driver_is_told_of_when_nobody_asked_for_it(tmp_path):
+    (tmp_path / "libcuda.so.1").write_bytes(b"")  # stands before a true one
+    code = "import caid\nfor _ in range(2): caid.LocalDaemon(driver=%r).stop()"
+    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    for driver, n in (("auto", 1), ("soft", 0)):
+        done = subprocess.run([sys.executable, "-c", code % driver], env=env, stderr=subprocess.PIPE, text=True, check=True)
+        assert done.stderr.count("NO CUDA DEVICE ANSWERS: arrays live in host memory") == n
+        assert done.stderr.count("the reason: ") == n
+
+
 def starts_there_or_elsewhere(place, monkeypatch, there):
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     with caid.LocalDaemon() as d:

@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -24,6 +25,10 @@ from ._client import Client
 _POLL_S = 0.05  # how often a daemon that is starting is looked after
 _STOP_S = 10.0  # what it has for a clean stop
 _LOG_TAIL = 4000  # characters of its log in an error
+
+_NOT_SERVING = "STATUS=Not serving yet: "  # what it tells of an attempt at its driver that has failed
+_FALLBACK = "NO CUDA DEVICE ANSWERS"  # what it logs when the software driver steps in, and then the reason
+_told_of_fallback = False
 
 _SOCKET = "caid.sock"
 _SOCKET_PATH_MAX = 107  # bytes; unix(7)
@@ -56,7 +61,8 @@ class LocalDaemon:
     Parameters
     ----------
     driver : str, optional
-        "auto", "cuda", "soft" or the path of a CUDA driver; see caid(8).
+        "auto", "cuda", "soft" or the path of a CUDA driver; see caid(8). With "auto", the default, the first
+        daemon that falls back to the software driver is told of on standard error.
     config : str or os.PathLike, optional
         The text of a caid.conf(5), or the path of one. Without it there are only defaults:
         the system's configuration is not read.
@@ -86,8 +92,8 @@ class LocalDaemon:
     Raises
     ------
     NoDaemonError
-        It did not start; the message ends with what it logged. Or there is no directory whose path
-        is short enough.
+        It did not start; the message ends with what it logged. A driver that does not answer at the first
+        attempt is not waited for. Or there is no directory whose path is short enough.
 
     Notes
     -----
@@ -152,6 +158,7 @@ class LocalDaemon:
             except BaseException:
                 _end(process)
                 raise
+        self._tell_of_fallback()
         return process
 
     def _await_ready(self, process, ready, timeout):
@@ -159,12 +166,25 @@ class LocalDaemon:
         ready.settimeout(_POLL_S)
         while time.monotonic() < deadline:
             try:
-                if b"READY=1" in ready.recv(4096).split(b"\n"):
-                    return
+                told = ready.recv(4096).decode(errors="replace").split("\n")
             except socket.timeout:
                 if process.poll() is not None:
                     raise self._failure(f"it ended with status {process.returncode}") from None
+                continue
+            why = [line[len(_NOT_SERVING) :] for line in told if line.startswith(_NOT_SERVING)]
+            if "READY=1" not in told and why:
+                raise self._failure(why[0])
+            if "READY=1" in told and not why:  # else its driver merely takes long
+                return
         raise self._failure(f"it was not ready within {timeout} s")
+
+    def _tell_of_fallback(self):
+        global _told_of_fallback
+        lines = self.log().splitlines()
+        found = next((i for i, line in enumerate(lines) if _FALLBACK in line), None)
+        if found is not None and not _told_of_fallback:
+            _told_of_fallback = True
+            print("\n".join(lines[found : found + 2]), file=sys.stderr)
 
     def _failure(self, what):
         log = self.log()[-_LOG_TAIL:].strip()
