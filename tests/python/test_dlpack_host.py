@@ -116,7 +116,7 @@ def test_pytorch_sees_types_that_numpy_lacks(client, soft, name):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     try:
         torch.from_dlpack(torch.zeros(1).to(getattr(torch, name)))
-    except (BufferError, RuntimeError):  # before 2.9
+    except (BufferError, RuntimeError):  # as 2.8
         pytest.skip(f"this PyTorch's DLPack has no {name}, of its own tensors either")
     bits = np.arange(256, dtype="u1")
     with client.empty(256 // getattr(torch, name).itemsize, name) as a:

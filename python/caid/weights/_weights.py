@@ -170,7 +170,7 @@ class Weights(NotCompared, Mapping[str, Array]):
         writes to one in place ends his own context, and nobody else's; without a GPU, his process."""
         import torch
 
-        # PyTorch knows no read-only tensors, and before 2.9 it asks for a DLPack that cannot tell of them.
+        # PyTorch knows no read-only tensors, and 2.8 asks for a DLPack that cannot tell of them.
         return self._taken(lambda array: torch.from_dlpack(_array.writable(array)))
 
     state_dict = torch
