@@ -85,7 +85,8 @@ class Array(Elements, OfProcess, NotCompared, Closing):
 
     Arrays come from a :class:`caid.Client` or from :func:`caid.as_array`. They have a geometry
     and can be copied; elements are not computed with or compared here: hand the array to any library
-    that knows the CUDA Array Interface. Indexing gives views, never values; assignment copies.
+    that knows the CUDA Array Interface. Indexing gives views; item() and tolist() give values; assignment
+    copies.
 
     An array is closed by ``close()``, by leaving its ``with`` block, or when it is collected (then with a
     ResourceWarning, views excepted). The lease ends when the array and all its views are closed; a view's

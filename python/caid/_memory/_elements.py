@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 from .._base import _geometry, _metadata, _typestr
 from .._base._records import IpcHandle
 from .._handoff import _any_stream
+from ._items import Items
 
 if TYPE_CHECKING:
     import numpy
@@ -34,7 +35,7 @@ def layout_of(lease):
     return Layout(ptr, lease.shape, lease.strides, element, lease.readonly)
 
 
-class Elements:
+class Elements(Items):
     """The part of :class:`caid.Array` that says what it is, and gives views."""
 
     __slots__ = ()
@@ -220,7 +221,7 @@ class Elements:
         return self.shape[0]
 
     def __bool__(self) -> bool:
-        raise TypeError("the truth of an array: its elements are in device memory")
+        raise TypeError("the truth of an array: its elements are in device memory; a.item() of one, a.copy_to_host().any() or .all()")
 
     # --- views ------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ def _dtype(element):
     return dtype
 
 
-def assign(array, x):
+def assign(array, x, stream=0):
     """array[...] = x"""
     on_device = isinstance(x, type(array)) or hasattr(x, "__cuda_array_interface__")
     tensor = None if on_device else _tensor(x, array._layout.element)
@@ -60,16 +60,16 @@ def assign(array, x):
         _copy.copy(_copy.device(array), _broadcast(tensor, array.shape))
         return
     if not on_device and _is_scalar(x):
-        fill(array, x, 0)
+        fill(array, x, stream)
         return
     if not on_device:
-        _copy.copy(_copy.device(array), _host(x, array.shape, _dtype(array._layout.element)))
+        _copy.copy(_copy.device(array), _host(x, array.shape, _dtype(array._layout.element)), stream)
         return
     with _cai.side(x) as source:
         if source.shape != array.shape:
             x = source.array.copy_to_host()
             source = _host(x, array.shape, x.dtype)
-        _copy.copy(_copy.device(array), source)
+        _copy.copy(_copy.device(array), source, stream)
 
 
 def _tensor(x, element):
