@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package as type checkers and help() see it: README's Python and examples/ pass `mypy --strict`, where
-that is installed here or ./dev has fetched it, and `pyright`, where that is installed."""
+"""The package as type checkers and help() see it: README's Python, that of docs/SHARING.md, and examples/ pass
+`mypy --strict`, where that is installed here or ./dev has fetched it, and `pyright`, where that is installed. The
+blocks run, too."""
 
 import importlib.util
 import inspect
@@ -73,23 +74,26 @@ def python_with_mypy():
     return PYTHON
 
 
-def blocks():
-    """README's, each as a program; a block of two columns is two."""
-    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S):
-        lines = block.split("\n")
-        column = re.match(r"# .*? {3,}(?=#)", lines[0])
-        if column is None:
-            yield block
-        else:
-            yield "\n".join(line[: column.end()].rstrip() for line in lines)
-            yield "\n".join(line[column.end() :] for line in lines)
+def columns(block):
+    """A block as programs: two of one that has two columns."""
+    lines = block.split("\n")
+    column = re.match(r"# .*? {3,}(?=#)", lines[0])
+    if column is None:
+        return [block]
+    return ["\n".join(line[: column.end()].rstrip() for line in lines), "\n".join(line[column.end() :] for line in lines)]
+
+
+def blocks(*pages):
+    for page in pages:
+        for block in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.M | re.S):
+            yield from columns(block)
 
 
 @pytest.fixture
 def programs(tmp_path):
-    """README's, the examples, and what is to be told, in a folder."""
-    programs = [*blocks()]
-    assert len(programs) > 6
+    """Those of the pages, the examples, and what is to be told, in a folder."""
+    programs = [*blocks("README.md", "docs/SHARING.md")]
+    assert len(programs) > 12
     text = GIVEN
     for i, program in enumerate(programs):
         if program.startswith('"""'):
@@ -117,6 +121,70 @@ def test_readme_and_examples_pass_pyright(programs):
     (programs / "pyrightconfig.json").write_text(json.dumps(settings))
     out = subprocess.run(["pyright", "-p", programs], capture_output=True, text=True)
     assert out.returncode == 0, out.stdout + out.stderr
+
+
+# --- they run ---------------------------------------------------------------------------------
+
+# What a block finds. Both columns of one are in one process, which the second does not know.
+FOUND = """
+import multiprocessing, sys
+import numpy as np, numpy, caid
+blocks = [open(name).read() for name in sys.argv[1:]]
+c = caid.connect()
+found = dict(c=c, w=c.ones((4, 3), "f4"), s=c.stream(), weights={"wq": c.ones(2), "wk": c.ones(2)}, numpy=numpy, caid=caid)
+found |= dict(image=np.full((480, 640), 7, "f4"), queue=multiprocessing.get_context("spawn").Queue())
+if "open_many" in blocks[0]:
+    c.publish_many("llama/", {str(i): c.empty(8, "|u1") for i in range(10_000)})
+kept = [dict(found) for _ in blocks]
+for block, names in zip(blocks, kept):
+    exec(block, names)
+"""
+FOREIGN = re.compile(r"import (torch|cupy)|\.torch\(\)")  # tests/gpu has these libraries
+
+
+def runs(folder, daemon, *programs):
+    env = {**os.environ, **daemon.env}
+    for name, program in zip("ab", programs):
+        (folder / f"{name}.py").write_text(program)
+    paths = [folder / f"{name}.py" for name, _ in zip("ab", programs)]
+    command = paths if "import caid" in programs[0] else ["-c", FOUND, *paths]
+    done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, f"{programs[0]}\n{done.stderr}"
+    return done.stdout
+
+
+def test_what_the_pages_show_runs(tmp_path):
+    n = 0
+    for page in ("README.md", "docs/SHARING.md"):
+        for block in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.M | re.S):
+            if FOREIGN.search(block):
+                continue
+            n += 1
+            with caid.LocalDaemon(driver="soft") as daemon:
+                runs(tmp_path, daemon, *columns(block))
+    assert n > 7
+
+
+def test_readmes_programs_run_as_they_stand_and_again(tmp_path, daemon):
+    first, swap = (block for block in blocks("README.md") if "import caid," in block or block.startswith('"""'))
+    for _ in range(2):
+        assert "786432.0" in runs(tmp_path, daemon, first)
+        assert runs(tmp_path, daemon, swap).endswith("step 3 mean 3.0\n")
+    runs(tmp_path, daemon, first + first)  # a cell that is run again
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 220
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
+def test_readmes_c_compiles(tmp_path):
+    (block,) = re.findall(r"^```c\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+    program = tmp_path / "program.c"
+    head = "#include <caid/caid.h>\n#include <err.h>\nvoid launch_my_kernel(uint64_t at);\nint main(void)\n{\n"
+    program.write_text(head + block + "return 0;\n}\n")
+    includes = [f"-I{ROOT}/client/include", f"-I{os.environ['CAID_BUILD_DIR']}/include"]
+    subprocess.run(["cc", "-std=c11", "-fsyntax-only", "-Wall", "-Werror", *includes, program], check=True)
 
 
 def functions():
