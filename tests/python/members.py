@@ -48,7 +48,7 @@ STAYS = {
     caid.Bracket: "__repr__ is_open stream",
     caid.Set: "__enter__ __eq__ __hash__ __len__ __repr__ closed generation metadata name pool readonly",
 }
-ENDS = {"close", "__exit__", "__del__"}
+ENDS = {"close", "__exit__", "__aexit__", "__del__"}
 OF_CLASSES = {
     "__abstractmethods__", "__annotations__", "__doc__", "__init__", "__module__", "__new__", "__orig_bases__", "__parameters__",
     "__reduce__", "__slots__", "__weakref__"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brackets: what may be in one, and who comes after whom."""
 
+import asyncio
 import gc
 import threading
 import time
@@ -8,7 +9,7 @@ import weakref
 
 import pytest
 from brackets import contents, figures, filled
-from conftest import PATIENCE_S
+from conftest import PATIENCE_S, run_async
 
 import caid
 
@@ -283,3 +284,79 @@ def test_what_a_bracket_has_left_is_pending(client, shared):
         gate.set()
         a.synchronize()
     a.discard()
+
+
+# --- asyncio --------------------------------------------------------------------------------
+
+
+def test_tasks_take_turns_and_the_loop_goes_on(client, shared):
+    """Of one thread's tasks, too, which would be a deadlock of that thread's."""
+    a, _ = shared
+    seen = []
+
+    async def write(value):
+        async with a.write() as v:
+            assert figures(client)[1] == 1
+            v.copy_from_host(filled(value))
+            await asyncio.sleep(0)
+            seen.append((value, contents(v) == filled(value)))
+
+    async def main():
+        async with a.read() as v, a.read() as w:
+            tasks = [asyncio.ensure_future(write(value)) for value in (1, 2, 3)]
+            while figures(client)[2] < 3:
+                await asyncio.sleep(0.001)
+            assert seen == [] and (v.ptr, w.ptr) == (a.ptr, a.ptr)
+        await asyncio.gather(*tasks)
+
+    run_async(main())
+    assert sorted(seen) == [(1, True), (2, True), (3, True)] and client.status().brackets == 0
+
+
+def test_a_task_that_is_cancelled_while_it_waits_passes_its_turn_on(client, other, shared):
+    a, b = shared
+
+    async def main():
+        async with a.read():
+            task = asyncio.ensure_future(b.write().__aenter__())
+            while figures(client)[2] == 0:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        async with a.read():  # after that turn, in which nothing was written: the array is not abandoned
+            assert figures(client) == (1, 0, 0, False)
+
+    run_async(main())
+    assert figures(client) == (0, 0, 0, False)
+
+
+def test_what_goes_wrong_in_asyncio(client, shared):
+    a, _ = shared
+
+    async def fail():
+        async with a.write():
+            raise KeyError
+
+    async def main():
+        async with a.read():
+            with pytest.raises(caid.TimedOutError):
+                async with a.write(timeout=0):
+                    pass
+        with pytest.raises(KeyError):
+            await fail()
+        with pytest.raises(caid.AbandonedError):
+            async with a.read():
+                pass
+        bracket = a.write()
+        async with bracket as v:
+            v.copy_from_host(filled(1))
+            bracket.end()
+        with pytest.raises(caid.InvalidError, match="begun once"):
+            async with bracket:
+                pass
+        async with a.read() as v:
+            assert contents(v) == filled(1)
+
+    run_async(main())
+    assert client.status().brackets == 0

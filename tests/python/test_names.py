@@ -21,6 +21,13 @@ def parties(daemon, client):
         c.close()
 
 
+def test_a_name_that_is_taken_says_how_to_open_it(client):
+    client.create("w", 4).close()
+    with pytest.raises(caid.ExistsError, match=r'"w" exists .*exist_ok=True') as raised:
+        client.create("w", 4)
+    assert raised.value.errno == 17 and raised.value.code == caid.ErrorCode.EXISTS
+
+
 # --- open(wait=True) ------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@
 import time
 
 import pytest
-from conftest import PATIENCE_S, in_thread, refuses, wait_until
+from conftest import PATIENCE_S, in_a_thread, in_thread, refuses, wait_until
 
 import caid
 
@@ -90,6 +90,21 @@ def test_names(client, other, frames):
         other.timeline("frames")
     with pytest.raises(caid.NotFoundError, match="absent") as caught:
         client.open_timeline("absent")
+    for timeout in (0, 0.05):
+        with pytest.raises(caid.TimedOutError, match="no timeline 'absent' came"):
+            client.open_timeline("absent", wait=True, timeout=timeout)
+    with pytest.raises(caid.NotFoundError, match="pool"):
+        client.open_timeline("frames", pool="absent", wait=True)
+    for wrong, error in ({"timeout": 1}, caid.InvalidError), ({"wait": True, "timeout": -1}, ValueError):
+        with pytest.raises(error, match="timeout"):
+            client.open_timeline("frames", **wrong)
+    thread, results = in_a_thread(lambda: client.open_timeline("late", wait=True))
+    assert results == []
+    with other.timeline("late") as late:
+        thread.join()
+        late.signal(None, 1)
+        results[0].wait(None, 1, timeout=PATIENCE_S)
+        results[0].close()
     assert isinstance(caught.value, FileNotFoundError)
     client.create("frames", 4).close()  # names of arrays are apart
     with pytest.raises(caid.NotFoundError):

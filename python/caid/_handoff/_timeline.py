@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import Any
 
 from .. import _caid
-from .._base._errors import invalid
+from .._base._errors import NotFoundError, invalid, timed_out
 from .._base._lifetime import Named, attributes
 from . import _any_stream
 
@@ -114,6 +116,27 @@ class Timeline(Named, _caid.Timeline):
 def _number(stream):
     """The number of a stream, or 0 for None: to libcaid 0 is the host, as a stream's number it is refused."""
     return 0 if stream is None else _any_stream.handle(stream)
+
+
+_RETRY_S = 0.02  # seconds between two looks for a timeline: no news of one comes
+
+
+def make_when_there(client, name, pool, wait, timeout):
+    """The Timeline of Client.open_timeline(wait=True). A pool is not waited for."""
+    if not wait:
+        raise invalid("open_timeline: timeout needs wait=True")
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout {timeout!r}: seconds, 0 or more, or None")
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with contextlib.suppress(NotFoundError):
+        return make(client, name, pool, False)
+    client.list(pool=pool, prefix=name)  # NotFoundError: there is no such pool
+    while True:
+        with contextlib.suppress(NotFoundError):
+            return make(client, name, pool, False)
+        if deadline is not None and time.monotonic() >= deadline:
+            raise timed_out(f"no timeline {name!r} came in {timeout:g} s")
+        time.sleep(_RETRY_S)
 
 
 def make(client, name, pool, creator):

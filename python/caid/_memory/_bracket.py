@@ -42,6 +42,9 @@ class Bracket(OfProcess, Generic[_Views]):
     behind the work that is on the stream by then, and does not wait either: the brackets after this one come
     after the signal. The caller orders work on other streams into this one.
 
+    In asyncio it is entered by ``async with a.read() as v:``. A thread of its own waits for the turn, so that the
+    loop goes on, and leaves it. A task that is cancelled while it waits passes its turn on, when that comes.
+
     With ``stream=None`` the host uses the arrays, or starts work that it waits for before it leaves. Then
     entering also waits, on the host, for the work of the brackets before this one.
 
@@ -71,6 +74,7 @@ class Bracket(OfProcess, Generic[_Views]):
         "_timeout",
         "_bracket",
         "_open",
+        "_away",
         "__weakref__",
     )
     _comes_from = "Array.read(), Array.write() or Client.bracket()"
@@ -180,6 +184,25 @@ class Bracket(OfProcess, Generic[_Views]):
             self.end()
         else:
             self._give_up()
+
+    async def __aenter__(self) -> _Views:
+        from .._base._away import Away
+
+        away = Away("caid-bracket")
+        try:
+            views = await away.call(self.begin, self.end)
+        except BaseException:
+            away.stop()
+            raise
+        self._away = away
+        return views
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        try:
+            if self._open:
+                await self._away.call(self.end if kind is None else self._give_up)
+        finally:
+            self._away.stop()
 
     def __del__(self, _warn=warnings.warn):
         if getattr(self, "_open", False):

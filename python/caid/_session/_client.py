@@ -376,8 +376,35 @@ class Client(_naming.Naming, Closing):
         """
         return _timeline.make(self, name, pool, True)
 
-    def open_timeline(self, name: str, *, pool: str | None = None) -> Timeline:
-        """Opens a timeline by name, to wait for. Raises NotFoundError."""
+    def open_timeline(
+        self,
+        name: str,
+        *,
+        pool: str | None = None,
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> Timeline:
+        """Opens a timeline by name, to wait for.
+
+        Parameters
+        ----------
+        name : str
+        pool : str, optional
+            Without it, the caller's own.
+        wait : bool
+            Whether to wait until the timeline is there, for which the daemon is asked 50 times a second.
+        timeout : float, optional
+            Seconds to wait; 0 only looks. Without it, without end.
+
+        Raises
+        ------
+        NotFoundError
+            There is no such timeline, or no pool that the caller may see.
+        TimedOutError
+            The timeline did not come in time.
+        """
+        if wait or timeout is not None:
+            return _timeline.make_when_there(self, name, pool, wait, timeout)
         return _timeline.make(self, name, pool, False)
 
     def timelines(self, *, pool: str | None = None, all: bool = False) -> List[TimelineEntry]:

@@ -8,7 +8,7 @@ import functools
 from typing import Any, Iterable, Union
 
 from .._base import _geometry, _metadata, _typestr
-from .._base._errors import invalid
+from .._base._errors import ExistsError, exists, invalid
 from .._base._records import Memory
 from .._memory import _array, _cai, _copy, _data, _names, _values
 from .._memory._array import Array
@@ -129,7 +129,10 @@ class Making(Queries):
                 geometry = _geometry_of(side.shape, dtype or side.element, order, strides)
                 make = functools.partial(self._make_of, side, geometry, options, name, ttl)
             if not exist_ok:
-                return make()
+                try:
+                    return make()
+                except ExistsError as e:
+                    raise exists(f"{e}; create(exist_ok=True) opens it") from None
             wanted = _names.Wanted(*geometry, memory, self._index_of(device), alignment or 1)
             return _names.open_or_make(self, name, pool, wanted, make)
 

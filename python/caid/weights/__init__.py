@@ -79,7 +79,7 @@ def load(
         both. Without it, what ``safetensors.torch.save_model()`` noted in the files' metadata: lines of two
         parameters' names that end alike.
     progress : bool or callable
-        True: a bar on stderr, or a line each ten seconds where that is no terminal. A function is
+        True: a bar on stderr, or a line after a second and each ten where that is no terminal. A function is
         called with the bytes read and the bytes to be read, ten times a second.
     client : Client, optional
         Without it, :func:`caid.default_client`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a load or save: a bar on a terminal, else a line every ten seconds."""
+"""Progress of a load or save: a bar on a terminal, else a line after a second and every ten."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from typing import Callable
 
 _GIB = 1 << 30
-_EVERY = 10.0  # seconds, where it is no terminal
+_FIRST, _EVERY = 1.0, 10.0  # seconds until the first line, and the next one, where it is no terminal
 
 
 def none(done: int, total: int) -> None:
@@ -23,7 +23,7 @@ def shown(what: str, stream=None) -> Callable[[int, int], None]:
     if stream is None:
         return none
     start = time.monotonic()
-    last = start
+    last = start + _FIRST - _EVERY
     is_over = False
 
     def show(done: int, total: int) -> None:

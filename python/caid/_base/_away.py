@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Away: a thread of its own for calls that wait, which coroutines wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from typing import Any, Callable
+
+
+class Away:
+    """A thread that makes calls in their order, until it is stopped. It holds nobody up who exits."""
+
+    def __init__(self, name: str):
+        self._calls: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self):
+        for call in iter(self._calls.get, None):
+            call()
+
+    def stop(self) -> None:
+        """Ends the thread after the calls that were given to it."""
+        self._calls.put(None)
+
+    async def call(self, do: Callable[[], Any], undo: Callable[[], Any] | None = None) -> Any:
+        """What do() returns or raises. Where the coroutine is cancelled meanwhile, the call goes on, and
+        undo() comes after it, if it succeeds."""
+        one = _Call(do, undo)
+        self._calls.put(one)
+        try:
+            return await one.future
+        except BaseException:
+            one.leave()
+            raise
+
+
+class _Call:
+    def __init__(self, do, undo):
+        self.do = do
+        self.undo = undo
+        self.loop = asyncio.get_running_loop()
+        self.future = self.loop.create_future()
+        self.lock = threading.Lock()
+        self.is_left = False
+        self.is_done = False  # with success
+
+    def __call__(self):
+        """Of the thread."""
+        result = error = None
+        try:
+            result = self.do()
+        except BaseException as e:
+            error = e
+        with self.lock:
+            self.is_done = error is None
+            is_left = self.is_left
+        if is_left:
+            self.take_back()
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            self.loop.call_soon_threadsafe(self.tell, result, error)
+
+    def tell(self, result, error):
+        if self.future.done():  # cancelled
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
+
+    def leave(self):
+        """The coroutine waits no more, or has had an error."""
+        with self.lock:
+            self.is_left = True
+            is_done = self.is_done
+        if is_done:
+            self.take_back()
+
+    def take_back(self):
+        if self.is_done and self.undo is not None:
+            with contextlib.suppress(Exception):  # there is nobody to be told
+                self.undo()
