@@ -49,6 +49,7 @@ static const struct verb verbs[] = {
     {"show", verb_show, 0, 1, OPT_POOL | OPT_BYTES | OPT_UNNAMED | OPT_TICKETS, false},
     {"map", verb_map, 0, 0, OPT_POOL | OPT_BYTES | OPT_SVG, false},
     {"top", verb_top, 0, 0, OPT_BYTES | OPT_COUNT | OPT_DELAY | OPT_D, false},
+    {"stat", verb_stat, 0, 1, OPT_BYTES | OPT_COUNT, false},
     {"pools", verb_pools, 0, 0, OPT_BYTES, false},
     {"users", verb_users, 0, 0, OPT_BYTES, false},
     {"info", verb_info, 0, 1, OPT_BYTES, false},
@@ -81,6 +82,7 @@ static const char usage[] =
     "                       the pool of --pool, the arrays of --unnamed, or --tickets\n"
     "  map                  memory as a picture: devices, pools, blocks, what lies in them\n"
     "  top                  who holds what, live, with rates, and who waits for whom\n"
+    "  stat [SECONDS]       a line for each device each second: rates, clients, memory\n"
     "  pools                pools that may be read\n"
     "  users                what each uid is charged: yours, or all for root and the daemon's own\n"
     "  info [DEVICE]        memory per device; DEVICE is an index or a UUID\n"
@@ -115,7 +117,7 @@ static const char usage[] =
     "      --method=METHOD  requests of that kind alone (monitor)\n"
     "      --pid=PID        sent by that process (withdraw)\n"
     "      --gone           sent by who has gone (withdraw)\n"
-    "  -c, --count=N        how many round trips (ping), or looks, which -n says, too (top)\n"
+    "  -c, --count=N        how many round trips (ping), or looks, which -n says, too (stat, top)\n"
     "      --delay=SECONDS  between two looks; -d says it, too (top)\n"
     "  -h, --help           this text\n"
     "  -V, --version        of caidctl\n"

@@ -8,6 +8,8 @@
 
 #include "format.h"
 
+#define DELAY_MAX_S 3600
+
 void
 ctl_complain(const char *what, const char *why)
 {
@@ -56,6 +58,20 @@ ctl_number(const char *text, unsigned long max, unsigned long *ret)
     errno = 0;
     *ret = strtoul(text, &end, 10);
     return errno == 0 && *end == 0 && *ret <= max;
+}
+
+bool
+ctl_seconds(const char *text, double *ret)
+{
+    char *end;
+    double seconds = strtod(text, &end);
+
+    if (end == text || *end || !(seconds >= 0.1 && seconds <= DELAY_MAX_S)) {
+        ctl_complain(text, "not a number of seconds from 0.1 to 3600");
+        return false;
+    }
+    *ret = seconds;
+    return true;
 }
 
 int32_t

@@ -58,6 +58,9 @@ int32_t ctl_device(const struct ctl *ctl, const char *text);
 /* Whether text is a number up to max, and nothing else. */
 bool ctl_number(const char *text, unsigned long max, unsigned long *ret);
 
+/* Whether text is a number of seconds to wait between two looks; complains where it is not. */
+bool ctl_seconds(const char *text, double *ret);
+
 /* For load and save, replaces this process by a program of the Python package. Returns CTL_OK for
  * another verb, CTL_LOCAL after a complaint. */
 int verbs_weights(int argc, char **argv);
@@ -72,6 +75,7 @@ int verb_version(struct ctl *ctl, int argc, char **argv);
 int verb_list(struct ctl *ctl, int argc, char **argv);
 int verb_show(struct ctl *ctl, int argc, char **argv);
 int verb_map(struct ctl *ctl, int argc, char **argv);
+int verb_stat(struct ctl *ctl, int argc, char **argv);
 int verb_top(struct ctl *ctl, int argc, char **argv);
 int verb_pools(struct ctl *ctl, int argc, char **argv);
 int verb_users(struct ctl *ctl, int argc, char **argv);

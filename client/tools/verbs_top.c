@@ -15,9 +15,8 @@
 #include "format.h"
 #include "report.h"
 
-#define BAR         30 /* columns */
-#define DELAY_S     2.0
-#define DELAY_MAX_S 3600
+#define BAR     30 /* columns */
+#define DELAY_S 2.0
 
 /* What a process holds in a pool. */
 struct holding {
@@ -383,15 +382,10 @@ int
 verb_top(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 {
     double delay = DELAY_S;
-    char *end = NULL;
     struct top top = {.ctl = ctl, .sort = 's'};
 
-    if (ctl->delay)
-        delay = strtod(ctl->delay, &end);
-    if (end && (*end || !(delay >= 0.1 && delay <= DELAY_MAX_S))) {
-        ctl_complain(ctl->delay, "not a number of seconds from 0.1 to 3600");
+    if (ctl->delay && !ctl_seconds(ctl->delay, &delay))
         return CTL_LOCAL;
-    }
     SCREEN *screen = isatty(STDOUT_FILENO) ? newterm(NULL, stdout, stdin) : NULL;
     if (!screen || ctl->json) {
         ctl_complain("top", "a live screen needs a terminal, and has no JSON");

@@ -343,6 +343,43 @@ def test_ping(socket):
     assert caidctl("ping", socket=socket).stdout.startswith("10 round trips, min ")
 
 
+def test_stat(socket, client):
+    client.create("a", (1 << 20,), "|u1")
+    command = [CAIDCTL, f"--socket={socket}", "--json", "stat", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        lines = [json.loads(process.stdout.readline())]
+        for _ in range(50):
+            client.open("a")
+        while sum(line["opens_per_s"] for line in lines) == 0 or lines[-1]["leases"] < 51:
+            lines.append(json.loads(process.stdout.readline()))
+        process.terminate()
+    device = read_json(socket, "info")["devices"][0]
+    assert [line["time_ns"] for line in lines] == sorted(line["time_ns"] for line in lines)
+    assert {line["hand_offs_per_s"] for line in lines} == {0}
+    for line in lines:
+        assert (line["device"], line["device_uuid"]) == (0, device["uuid"])
+        assert (line["used"], line["total"], line["arrays"]) == (device["used"], device["total"], 1)
+    head, *rows = caidctl("stat", "0.1", "--count=2", "--bytes", socket=socket).stdout.splitlines()
+    assert head.split() == "TIME DEVICE CLIENTS ARRAYS LEASES OPENS/S HAND-OFFS/S CAID FREE PENDING".split()
+    assert [[row.split()[i] for i in (1, 3, 4, 5, 6)] for row in rows] == [["0", "1", "51", "0.0", "0.0"]] * 2
+    assert all(row.split()[7] == str(device["used"]) and len(row) == len(head) for row in rows)
+    for bad in ("0", "x", "", "3601", "nan"):
+        done = caidctl("stat", bad, socket=socket)
+        assert (done.returncode, done.stdout) == (1, "") and "from 0.1 to 3600" in done.stderr
+
+
+def test_stat_when_the_daemon_ends(tmp_path):
+    socket = tmp_path / "s"
+    command = [CAIDCTL, f"--socket={socket}", "stat", "0.1"]
+    with run_daemon(socket) as daemon:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            for _ in range(2):
+                process.stdout.readline()
+            os.kill(daemon.pid, signal.SIGTERM)
+            assert "caidctl: " in process.communicate(timeout=60)[1]
+            assert process.returncode == 1
+
+
 # ---- names ----
 
 def test_list_is_aligned(socket, client):
@@ -772,7 +809,7 @@ def test_completion(names):
     assert complete("", env=env) == VERBS
     assert sorted(option.rstrip("=") for option in complete("-", env=env)) == sorted(OPTIONS)
     assert complete("--sv", env=env) == ["--svg="]
-    assert complete("s", env=env) == ["status", "show", "save"]
+    assert complete("s", env=env) == ["status", "show", "stat", "save"]
     assert complete("load", "-", env=env)[:2] == ["--name=", "--pool="]
     assert complete("--js", env=env) == ["--json"]
     assert complete("f", env=env) == ["flush"]
