@@ -9,8 +9,12 @@ import socket
 import sys
 import threading
 
-from prometheus_client import CollectorRegistry, MetricsHandler
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+try:
+    from prometheus_client import CollectorRegistry, MetricsHandler
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+except ImportError as e:
+    advice = "pip install 'caid[exporter]' (Debian: python3-prometheus-client)"
+    raise ImportError(f"caid-exporter needs prometheus-client: {advice}", name="prometheus_client") from e
 
 import caid
 

@@ -53,7 +53,7 @@ def debs(packages):
 def wanted(packages):
     """What the packages depend on, but for each other: the machine has no network to get it from."""
     own = {path.name.split("_")[0] for path in debs(packages)}
-    found = {"systemd-sysv", "python3-numpy", "python3-prometheus-client"}
+    found = {"systemd-sysv", "python3-numpy"}
     for path in debs(packages):
         for clause in output("dpkg-deb", "--field", path, "Depends").replace(":any", "").split(","):
             found |= set(clause.split("|")[0].split()[:1])
@@ -141,6 +141,11 @@ def try_wheel(wheel, python):
         version = wheel.name.split("-")[1]
         assert output(programs / "caid", "--version") == f"caid {version}\n"
         assert output(programs / "caidctl", "version") == f"caidctl {version}\n"
+        assert output(programs / "caid-keeper", "--version") == f"caid-keeper {version}\n"
+        pages = {path.name for path in pathlib.Path(name, "share/man").glob("man*/*")}
+        assert {"caid.8", "caid-keeper.8", "caidctl.1", "caid.conf.5"} <= pages
+        for completion in ("bash-completion/completions/caidctl", "zsh/site-functions/_caidctl", "fish/vendor_completions.d/caidctl.fish"):
+            assert pathlib.Path(name, "share", completion).is_file()
         assert output(programs / "caid-exporter", "--help").startswith("usage: caid-exporter ")
         assert output(programs / "python", "-c", SHARE) == "caid!\n"
 

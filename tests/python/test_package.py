@@ -63,6 +63,27 @@ def test_modules_are_imported_when_they_are_named():
     assert done.returncode == 0 and done.stdout.startswith("caid.torch: ") and "torch" in done.stdout[12:], done.stderr
 
 
+EXTRAS = """
+import sys
+sys.modules[sys.argv[1]] = None  # as if it were not installed
+try:
+    __import__(sys.argv[2])
+except ImportError as e:
+    print(e)
+"""
+
+
+@pytest.mark.parametrize(
+    "lacking, module, extra",
+    [("numpy", "caid.weights", "weights"), ("numpy", "caid.storage", "numpy"), ("prometheus_client", "caid.exporter", "exporter")],
+)
+def test_what_is_missing_is_told_with_its_extra(lacking, module, extra):
+    done = subprocess.run([sys.executable, "-c", EXTRAS, lacking, module], capture_output=True, text=True)
+    assert done.stdout.endswith(f"pip install 'caid[{extra}]'" + (" (Debian: python3-prometheus-client)\n" * (extra == "exporter") or "\n"))
+    root = pathlib.Path(__file__).resolve().parents[2]
+    assert f"\n{extra} = [" in (root / "pyproject.toml").read_text() and f"caid[{extra}]" in (root / "README.md").read_text("utf-8")
+
+
 def test_the_stub_is_the_extensions():
     tree = ast.parse((PACKAGE / "_caid.pyi").read_text())
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}

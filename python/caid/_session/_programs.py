@@ -16,6 +16,11 @@ def daemon():
     _become("caid")
 
 
+def keeper():
+    """Become ``caid-keeper``, which holds what the daemon has while that is started anew."""
+    _become("caid-keeper")
+
+
 def control():
     """Become ``caidctl``, two of whose verbs are this Python's."""
     os.environ.setdefault("CAID_PYTHON", sys.executable)

@@ -12,6 +12,11 @@ is used is brought up to date before (GDP-3 of GT4Py; docs/STORAGE.md).
 Needs NumPy. CuPy, where it is there, computes what is set by advanced indexing on a device.
 """
 
+try:
+    import numpy  # noqa: F401
+except ImportError as e:
+    raise ImportError("caid.storage needs NumPy: pip install 'caid[numpy]'", name="numpy") from e
+
 from . import _create, _types
 from ._create import *  # noqa: F403
 from ._interface import Fields, fields

@@ -15,6 +15,11 @@ one is given back when the last worker has let go of it. Files are safetensors',
 
 from __future__ import annotations
 
+try:
+    import numpy  # noqa: F401
+except ImportError as e:
+    raise ImportError("caid.weights needs NumPy: pip install 'caid[weights]'", name="numpy") from e
+
 import os
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Mapping, Union
 

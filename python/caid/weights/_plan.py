@@ -119,7 +119,7 @@ def _check_convertible(element):
     """Checks before the load that NumPy can convert: without ml_dtypes it takes such a type for raw
     memory."""
     if element.name and _typestr.to_numpy(element).name != element.name:
-        raise ImportError(f"to convert {element.name}, ml_dtypes is needed: it is not installed")
+        raise ImportError(f"to convert {element.name}, ml_dtypes is needed: pip install 'caid[weights]'")
 
 
 def _is_float(element):
