@@ -13,11 +13,18 @@ import subprocess
 import sys
 import tempfile
 
-import cupy
 import numpy
 
 import caid
-import caid.cupy
+
+try:
+    import cupy
+except ImportError as e:
+    sys.exit(f"{sys.argv[0]} needs an NVIDIA GPU and CuPy: {e}")
+if not cupy.cuda.is_available():
+    sys.exit(f"{sys.argv[0]} needs an NVIDIA GPU, and CuPy finds none")
+
+import caid.cupy  # noqa: E402
 
 SHAPE = (1024, 768)
 

@@ -14,10 +14,17 @@ import sys
 import tempfile
 
 import numpy
-import torch
 
 import caid
-import caid.torch
+
+try:
+    import torch
+except ImportError as e:
+    sys.exit(f"{sys.argv[0]} needs an NVIDIA GPU and PyTorch: {e}")
+if not torch.cuda.is_available():
+    sys.exit(f"{sys.argv[0]} needs an NVIDIA GPU, and PyTorch finds none")
+
+import caid.torch  # noqa: E402
 
 SHAPE = (1024, 768)
 

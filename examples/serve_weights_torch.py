@@ -14,11 +14,16 @@ import sys
 import tempfile
 import time
 
-import safetensors.torch
-import torch
-
 import caid
 import caid.weights
+
+try:
+    import safetensors.torch
+    import torch
+except ImportError as e:
+    sys.exit(f"{sys.argv[0]} needs an NVIDIA GPU and PyTorch: {e}")
+if not torch.cuda.is_available():
+    sys.exit(f"{sys.argv[0]} needs an NVIDIA GPU, and PyTorch finds none")
 
 WORKERS, VERSIONS = 3, 5
 

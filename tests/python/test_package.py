@@ -102,6 +102,21 @@ def members(node, classes):
     return told.union(*(members(classes[base.id], classes) for base in node.bases))
 
 
+NO_GPU = "class cuda:\n    is_available = staticmethod(lambda: False)\n"
+
+
+@pytest.mark.parametrize("library, name", [("torch", "publish_weights_torch"), ("torch", "serve_weights_torch"), ("cupy", "publish_weights_cupy")])
+@pytest.mark.parametrize("is_there", [True, False], ids=["no GPU", "no library"])
+def test_an_example_stops_with_one_line(tmp_path, library, name, is_there):
+    (tmp_path / "safetensors").mkdir()
+    (tmp_path / "safetensors/torch.py").touch()
+    (tmp_path / f"{library}.py").write_text(NO_GPU if is_there else f"raise ImportError('no {library}')")
+    example = pathlib.Path(__file__).resolve().parents[2] / f"examples/{name}.py"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])}
+    done = subprocess.run([sys.executable, example], env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "needs an NVIDIA GPU" in done.stderr
+
+
 FOLDERS = ["_base", "_handoff", "_memory", "_session", "_interfaces"]
 
 
