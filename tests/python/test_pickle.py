@@ -502,6 +502,16 @@ def test_through_pools_and_executors(client, here, counted):
     assert numpy.array_equal(a.copy_to_host(), 4 * twin)
 
 
+def test_pools_that_fork_say_how_to_start(client, counted):
+    """Not BrokenProcessPool: the worker lives, and what it raises comes back."""
+    a, _ = counted
+    context = multiprocessing.get_context("fork")
+    with context.Pool(1) as pool, concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
+        for result in (pool.apply_async(doubled, (a,)).get, executor.submit(doubled, a).result):
+            with pytest.raises(caid.ForkedError, match="use spawn or forkserver"):
+                result(timeout=PATIENCE_S)
+
+
 def test_through_a_manager(client, here, counted):
     a, twin = counted
     with multiprocessing.get_context("spawn").Manager() as manager:
