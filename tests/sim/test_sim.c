@@ -323,6 +323,7 @@ run_restarts(uint64_t seed)
     struct history h = some_history(seed, LAST_NS / 2);
 
     h.ends_at_once = false;
+    h.max_fds *= 2; /* until all is back a former connection and its successor have their fds */
     h.n_kills = 1 + (uint32_t)sim_random(4);
     h.population.outlives = true;
     h.population.wait_ns = NSEC_PER_SEC;
