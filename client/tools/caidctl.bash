@@ -64,7 +64,7 @@ _caidctl() {
             [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
             ;;
         :*) _caidctl_lines < <(caidctl --help | sed -nE 's/^  ([a-z]+) .*/\1/p') ;;
-        list:* | show:* | unlink:*) _caidctl_lines < <(_caidctl_first_column list) ;;
+        list:* | show:* | unlink:* | watch:*) _caidctl_lines < <(_caidctl_first_column list) ;;
         info:*) _caidctl_lines < <(_caidctl_first_column info) ;;
         esac
         ;;

@@ -58,6 +58,7 @@ static const struct verb verbs[] = {
     {"monitor", verb_monitor, 0, 0, OPT_UID | OPT_POOL | OPT_METHOD, false},
     {"drain", verb_drain, 0, 0, OPT_FORCE | OPT_UNDO | OPT_BYTES, false},
     {"flush", verb_flush, 0, 0, OPT_DEVICE | OPT_D | OPT_BYTES, false},
+    {"watch", verb_watch, 1, 1, OPT_POOL | OPT_COUNT, false},
     {"unlink", verb_unlink, 1, -1, OPT_POOL | OPT_PREFIX | OPT_IGNORE, false},
     {"withdraw", verb_withdraw, 0, 0, OPT_PID | OPT_GONE, false},
     {"ping", verb_ping, 0, 0, OPT_COUNT, false},
@@ -93,6 +94,7 @@ static const char usage[] =
     "  load MODEL...        put a model's weights under a name, from safetensors files\n"
     "  save MODEL FILE      write a model's weights to a safetensors file\n"
     "  flush                free what waits in the deallocation queues, and empty blocks\n"
+    "  watch NAME           each array that has the name, from now on, until it is ended\n"
     "  unlink [NAME]...     remove names, or those of --prefix; whoever holds the arrays keeps them\n"
     "  withdraw             end what was sent and nobody has taken, of --pid, of --gone, or both\n"
     "  ping                 round trips to the daemon\n"
@@ -100,8 +102,8 @@ static const char usage[] =
     "\n"
     "  -s, --socket=PATH    the daemon's socket\n"
     "  -j, --json           for programs\n"
-    "  -p, --pool=POOL      instead of your own (list, show, timelines, unlink); it alone (map, monitor)\n"
-    "  -b, --bytes          exact sizes (all but monitor, ping, timelines, unlink, version)\n"
+    "  -p, --pool=POOL      instead of your own (list, show, timelines, unlink, watch); it alone (map, monitor)\n"
+    "  -b, --bytes          exact sizes (all but monitor, ping, timelines, unlink, version, watch)\n"
     "  -a, --all            every pool that may be read (list, timelines)\n"
     "  -u, --unnamed        arrays without a name and the processes that keep them (show)\n"
     "      --tickets        arrays that were sent and nobody has taken (show)\n"
@@ -117,7 +119,7 @@ static const char usage[] =
     "      --method=METHOD  requests of that kind alone (monitor)\n"
     "      --pid=PID        sent by that process (withdraw)\n"
     "      --gone           sent by who has gone (withdraw)\n"
-    "  -c, --count=N        how many round trips (ping), or looks, which -n says, too (stat, top)\n"
+    "  -c, --count=N        how many round trips (ping), changes (watch), or looks, also -n (stat, top)\n"
     "      --delay=SECONDS  between two looks; -d says it, too (top)\n"
     "  -h, --help           this text\n"
     "  -V, --version        of caidctl\n"

@@ -19,7 +19,7 @@ _caidctl_first_column() {
 
 _caidctl_arguments() {
     case $line[1] in
-    list | show | unlink) _caidctl_first_column list ;;
+    list | show | unlink | watch) _caidctl_first_column list ;;
     info) _caidctl_first_column info ;;
     esac
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Verbs on names and pools: list, pools, timelines, unlink. */
+/* Verbs on names and pools: list, pools, timelines, watch, unlink. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,6 +66,50 @@ verb_timelines(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
         report_query(ctl, "timelines",
                      "pool name value submitted holders=OPEN pid uid=USER client *", &table),
         &table);
+}
+
+/* ---- watch ---- */
+
+/* Where lines end: one of JSON a change, since there is no end of the document. */
+static void
+print_change(const struct ctl *ctl, const char *name, uint64_t generation)
+{
+    _cleanup_free_ char *plain = format_plain(name);
+    struct json out;
+
+    if (ctl->json) {
+        json_init(&out, stdout);
+        out.flat = true;
+        json_object(&out, NULL);
+        json_str(&out, "name", name);
+        json_u64(&out, "generation", generation);
+        json_object_end(&out);
+    } else if (generation > 0) {
+        printf("%s: generation %" PRIu64 "\n", plain, generation);
+    } else {
+        printf("%s: no array has the name now\n", plain);
+    }
+    fflush(stdout);
+}
+
+int
+verb_watch(struct ctl *ctl, int argc UNUSED, char **argv)
+{
+    struct caid_watch *watch;
+    struct caid_change change;
+    int r = caid_watch_new(ctl->client, &watch, argv[0], ctl->pool, NULL, NULL, &ctl->error);
+
+    if (r < 0)
+        return ctl_failed(ctl, argv[0]);
+    for (uint32_t n = 0; r == 0 && (n < ctl->count || ctl->count == 0) && !ferror(stdout);
+         n++) {
+        r = caid_watch_next(watch, UINT64_MAX, &change, &ctl->error);
+        if (r == 0)
+            print_change(ctl, argv[0], change.generation);
+    }
+    int status = r < 0 ? ctl_failed(ctl, argv[0]) : CTL_OK;
+    caid_watch_close(watch);
+    return status;
 }
 
 /* ---- unlink ---- */

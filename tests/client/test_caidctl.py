@@ -113,6 +113,24 @@ def test_monitor_json_and_filters(socket, client):
     assert {(m["uid"], m["client"], m["id"]) for m in seen} == {(os.getuid(), "caidctl", 2)}
 
 
+def test_watch(socket, client):
+    client.create("w", (1,))
+    with subprocess.Popen([CAIDCTL, f"--socket={socket}", "watch", "w", "-c3", "--json"], stdout=subprocess.PIPE,
+                          text=True) as process:
+        wait_until(lambda: read_json(socket, "status")["watches"] == 1)
+        client.call("unlink", name="w")
+        lines = [json.loads(process.stdout.readline()) for _ in range(2)]
+        last = client.publish("w")
+        lines.append(json.loads(process.stdout.read()))
+    assert process.returncode == 0
+    assert lines == [{"name": "w", "generation": n} for n in (lines[0]["generation"], 0, last)] and 0 < lines[0]["generation"] < last
+    assert caidctl("watch", "w", "-c1", socket=socket).stdout == f"w: generation {last}\n"
+    for wrong in ["n" * 256], ["w", "--pool=missing"]:
+        assert caidctl("watch", *wrong, socket=socket).returncode == 2
+    for wrong in [], ["w", "x"], ["w", "--all"]:
+        assert caidctl("watch", *wrong, socket=socket).returncode == 1
+
+
 def test_monitor_when_the_daemon_ends(tmp_path):
     with run_daemon(tmp_path / "s") as daemon, monitor(tmp_path / "s") as process:
         daemon.terminate()
