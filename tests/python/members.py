@@ -22,7 +22,14 @@ ARGS = {
     "swapaxes": [0, 0], "zeros": [1], "open_set": ["s/"], "publish_many": ["s/", {}],
     "show": ["a"], "signal": [None, 1], "timeline": ["u"], "unlink": ["a"], "watch": ["a"],
     "__contains__": ["a"], "exists": ["a"], "rename": ["a", "b"], "expire": ["a", 1], "reserve": [1 << 20],
+    "getitem": [0], "item": [0], "setitem": [0, 1], "split": [1],
 }  # fmt: skip
+BINARY = {
+    f"__{side}{name}__"
+    for name in "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or".split()
+    for side in ("", "r")
+} | {"__lt__", "__le__", "__gt__", "__ge__"}
+ARGS.update(dict.fromkeys(BINARY, [1]))
 ARGS_OF = {
     (caid.Arena, "ipc_handle"): [1],
     (caid.Arena, "publish"): ["x", numpy.zeros(1)],
@@ -37,7 +44,8 @@ STAYS = {
     caid.Array: """
         __bool__ __copy__ __deepcopy__ __enter__ __eq__ __hash__ __len__ __repr__ alloc_size closed device dtype flags generation
         is_c_contiguous is_f_contiguous itemsize mapped_ordinal memory metadata name nbytes ndim pool readonly
-        shape size strides typestr uid created""",
+        shape size strides typestr uid created __abs__ __invert__ __neg__ __pos__ __complex__ __float__ __int__ split """
+    + " ".join(BINARY),
     caid.Client: "__enter__ __repr__ closed daemon_id host_accessible machine_id on_reconnect",
     caid.Stream: "__enter__ __eq__ __hash__ __repr__ closed device",
     caid.Event: "__repr__ closed device",
@@ -81,7 +89,7 @@ THINGS = {
     "allocation": (caid.Allocation, lambda c, a: c.arena().allocate(8), ""),
     "set": (caid.Set, made_set, ""),
     "bracket": (caid.Bracket, lambda c, a: a.read(), "__exit__ abandon check end"),
-    "open bracket": (caid.Bracket, lambda c, a: begun(a.read()), "__enter__ begin"),
+    "open bracket": (caid.Bracket, lambda c, a: begun(a.read()), "__aenter__ __enter__ begin"),
 }
 
 
