@@ -233,7 +233,10 @@ WAYS = {
 }
 
 def kill_the_keeper():
+    """Until it has exited nobody can know, and a daemon that is stopped meanwhile counts on it."""
+    pid = main_pid("caid-keeper")
     systemctl("kill", "--signal=SIGKILL", "caid-keeper")
+    wait_for(lambda: main_pid("caid-keeper") != pid, "the end of the keeper")
 
 
 def kill_a_keeper_that_comes_back_late():
