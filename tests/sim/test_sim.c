@@ -79,7 +79,7 @@ came_round(void)
     SIM_CHECK(set->n_queued_fds <= set->max_queued_fds, "%u fds queued", set->n_queued_fds);
     SIM_CHECK(set->n_queued_bytes <= MAX_QUEUED_BYTES, "%" PRIu64 " bytes queued",
               set->n_queued_bytes);
-    if (history.is_checked && ++n_turns % CHECK_TURNS == 0)
+    if (history.is_checked && core_is_whole(core) && ++n_turns % CHECK_TURNS == 0)
         core_check(core);
 }
 
@@ -327,7 +327,8 @@ run_restarts(uint64_t seed)
     h.n_kills = 1 + (uint32_t)sim_random(4);
     h.population.outlives = true;
     h.population.wait_ns = NSEC_PER_SEC;
-    h.population.n_hoard = h.population.n_users[GREEDY] ? (uint32_t)sim_random(4000) : 0;
+    if (h.population.n_users[GREEDY]) /* one connection hoards, in turn with its uid's others */
+        h.population.n_hoard = (uint32_t)sim_random(4000) / h.population.n_conns[GREEDY];
     run_apart(&h);
 }
 
