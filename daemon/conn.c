@@ -228,7 +228,8 @@ receive_admitted(struct conn *c)
         conns_stall(set, c);
         return;
     }
-    n = receive_one(c, packet, 0);
+    if (n > 0) /* else a packet that has come since would not have been looked at */
+        n = receive_one(c, packet, 0);
     c->readable = n > 0;
     take(c, packet, n);
 }

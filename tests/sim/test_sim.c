@@ -355,6 +355,7 @@ CAID_TEST_WITH(sim, histories, .init = set_up, .timeout = 36000)
 CAID_TEST_WITH(sim, restarts, .init = set_up, .timeout = 36000)
 {
     run_seeds(run_restarts);
+    run_restarts(62); /* in which a packet comes between two looks at its socket */
 }
 
 /* One uid has piled up names; the quiet ask while they come back. */
