@@ -3,10 +3,6 @@
 NumPy has no word for."""
 
 import array as plain_arrays
-import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -218,18 +214,3 @@ def test_pytorchs_tensors(client):
         s["weight"].copy_to_host(out=out.detach())
         assert torch.equal(out, net.weight)
     client.unlink("net/")
-
-
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "train_torch.py"
-
-
-def test_the_example_is_short():
-    assert len(EXAMPLE.read_text().splitlines()) <= 35
-
-
-def test_the_example(soft):
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    env = {**os.environ, "CAID_CUDA_DRIVER": "soft"}
-    done = subprocess.run([sys.executable, "-X", "dev", EXAMPLE], env=env, capture_output=True, text=True)
-    assert done.returncode == 0 and "ResourceWarning" not in done.stderr, done.stderr
-    assert done.stdout.startswith("loss 0.0") and done.stdout.endswith("published as version 1\n")

@@ -15,6 +15,7 @@ import caid
 from caid import _caid
 
 PACKAGE = pathlib.Path(caid.__file__).parent
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
 
 def test_what_is_exported_is_there_and_has_its_name():
@@ -111,10 +112,31 @@ def test_an_example_stops_with_one_line(tmp_path, library, name, is_there):
     (tmp_path / "safetensors").mkdir()
     (tmp_path / "safetensors/torch.py").touch()
     (tmp_path / f"{library}.py").write_text(NO_GPU if is_there else f"raise ImportError('no {library}')")
-    example = pathlib.Path(__file__).resolve().parents[2] / f"examples/{name}.py"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])}
-    done = subprocess.run([sys.executable, example], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], env=env, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "needs an NVIDIA GPU" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name, steps, said",
+    [
+        ("camera", ["5"], r"(a viewer saw \d+ of \d+ frames\n){2}the recorder has all \d+ frames\n"),
+        ("halo_exchange", ["20"], "20 steps on the (host|GPU): the spread went .*\n"),
+        ("storage_processes", ["20"], "20 steps in two processes: the spread went .*\n"),
+        ("train_torch", [], r"loss 0\.0.*, published as version 1\n"),
+    ],
+)
+def test_an_example_runs(daemon, name, steps, said):
+    if name.endswith("torch"):
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+    command = [sys.executable, "-X", "dev", EXAMPLES / f"{name}.py", *steps]
+    done = subprocess.run(command, env=os.environ | daemon.env, capture_output=True, text=True)
+    assert done.returncode == 0 and "ResourceWarning" not in done.stderr, done.stderr
+    assert re.fullmatch(said, done.stdout)
+
+
+def test_the_trainer_is_short():
+    assert len((EXAMPLES / "train_torch.py").read_text("utf-8").splitlines()) <= 35
 
 
 FOLDERS = ["_base", "_handoff", "_memory", "_session", "_interfaces"]

@@ -3,7 +3,6 @@
 
 import copy
 import itertools
-import pathlib
 import pickle
 import subprocess
 import sys
@@ -1098,9 +1097,3 @@ print(xarray.DataArray([1], dims=("I",)).__gt_data_interface__)
 """
     done = subprocess.run([sys.executable, "-c", users], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "mine\n", done.stderr  # it was there before
-
-
-def test_the_example():
-    example = pathlib.Path(__file__).parents[2] / "examples" / "halo_exchange.py"
-    done = subprocess.run([sys.executable, example, "20"], capture_output=True, text=True)
-    assert done.stdout.startswith("20 steps on the "), done.stderr

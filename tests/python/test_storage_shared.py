@@ -5,11 +5,9 @@ import gc
 import inspect
 import itertools
 import json
-import os
 import pathlib
 import re
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -610,10 +608,3 @@ def test_caidctl_tells_the_state(name, daemon):
     s = cs.zeros((2, 3), **KINDS[1])
     s.publish(name)
     assert told() == ("one buffer", "one buffer")
-
-
-def test_the_example(daemon):
-    example = pathlib.Path(__file__).parents[2] / "examples" / "storage_processes.py"
-    done = subprocess.run([sys.executable, example, "20"], capture_output=True, text=True,
-                          env=os.environ | daemon.env | {"CAID_SOCKET": daemon.address})
-    assert done.stdout.startswith("20 steps"), done.stderr
