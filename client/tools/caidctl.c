@@ -78,9 +78,9 @@ static const char usage[] =
     "usage: caidctl [OPTION]... [VERB]\n"
     "\n"
     "  status               the daemon, its driver and devices (the default)\n"
-    "  list [PREFIX]        named arrays of a pool; of a pattern, if it has a *, ? or [\n"
+    "  list [PREFIX]        named arrays of a pool; with *, ? or [, those that match the pattern\n"
     "  show [NAME]          one array and who holds it; without NAME: who holds what,\n"
-    "                       the pool of --pool, the arrays of --unnamed, or --tickets\n"
+    "                       or what --pool, --unnamed or --tickets names\n"
     "  map                  memory as a picture: devices, pools, blocks, what lies in them\n"
     "  top                  who holds what, live, with rates, and who waits for whom\n"
     "  stat [SECONDS]       a line for each device each second: rates, clients, memory\n"
@@ -89,43 +89,44 @@ static const char usage[] =
     "  info [DEVICE]        memory per device; DEVICE is an index or a UUID\n"
     "  timelines            timelines of a pool, and who signals them\n"
     "  doctor               what works here, what is slow or at risk, and what to do about it\n"
-    "  monitor              messages as they pass, until it is ended\n"
-    "  drain                have no new arrays made, and wait until the last one has gone\n"
+    "  monitor              messages as they pass, until interrupted\n"
+    "  drain                refuse new arrays, and wait until the last one has gone\n"
     "  load MODEL...        put a model's weights under a name, from safetensors files\n"
     "  save MODEL FILE      write a model's weights to a safetensors file\n"
     "  flush                free what waits in the deallocation queues, and empty blocks\n"
-    "  watch NAME           each array that has the name, from now on, until it is ended\n"
+    "  watch NAME           each array that gets the name, until interrupted\n"
     "  unlink [NAME]...     remove names, or those of --prefix; whoever holds the arrays keeps them\n"
-    "  withdraw             end what was sent and nobody has taken, of --pid, of --gone, or both\n"
+    "  withdraw             end tickets of --pid, --gone or both: arrays sent that nobody has taken\n"
     "  ping                 round trips to the daemon\n"
-    "  version              of caidctl\n"
+    "  version              the version of caidctl\n"
     "\n"
     "  -s, --socket=PATH    the daemon's socket\n"
     "  -j, --json           for programs\n"
-    "  -p, --pool=POOL      instead of your own (list, show, timelines, unlink, watch); it alone (map, monitor)\n"
+    "  -p, --pool=POOL      that pool, not your own (list, show, timelines, unlink, watch);\n"
+    "                       only that pool (map, monitor)\n"
     "  -b, --bytes          exact sizes (all but monitor, ping, timelines, unlink, version, watch)\n"
     "  -a, --all            every pool that may be read (list, timelines)\n"
     "  -u, --unnamed        arrays without a name and the processes that keep them (show)\n"
     "      --tickets        arrays that were sent and nobody has taken (show)\n"
-    "  -d, --device=DEVICE  this one only, an index or a UUID (flush)\n"
+    "  -d, --device=DEVICE  only that device, an index or a UUID (flush)\n"
     "  -l, --long           more columns (list)\n"
     "      --lost           names whose arrays did not come back from an earlier daemon (list)\n"
     "      --prefix=PREFIX  all names that start with it (unlink)\n"
-    "      --svg=PATH       the picture as a file, which a browser shows (map)\n"
-    "  -f, --ignore-missing a name that is not there is no failure (unlink)\n"
+    "      --svg=PATH       write the picture to a file for a browser (map)\n"
+    "  -f, --ignore-missing a missing name is no failure (unlink)\n"
     "      --force          unlink all names, and do not wait for whoever holds arrays (drain)\n"
-    "      --undo           have arrays made again (drain)\n"
-    "      --uid=UID        of that user instead of you, or of \"all\" (monitor)\n"
-    "      --method=METHOD  requests of that kind alone (monitor)\n"
-    "      --pid=PID        sent by that process (withdraw)\n"
-    "      --gone           sent by who has gone (withdraw)\n"
+    "      --undo           allow new arrays again (drain)\n"
+    "      --uid=UID        messages of that user, not your own, or of \"all\" (monitor)\n"
+    "      --method=METHOD  only requests of that method, and their answers (monitor)\n"
+    "      --pid=PID        tickets that the process has sent (withdraw)\n"
+    "      --gone           tickets whose sender has gone (withdraw)\n"
     "  -c, --count=N        how many round trips (ping), changes (watch), or looks, also -n (stat, top)\n"
-    "      --delay=SECONDS  between two looks; -d says it, too (top)\n"
+    "      --delay=SECONDS  time between two looks, also -d (top)\n"
     "  -h, --help           this text\n"
-    "  -V, --version        of caidctl\n"
+    "  -V, --version        the version of caidctl\n"
     "\n"
-    "Exit status: 0, 1 for an error here (doctor: a problem), 2 for a refusal by the daemon.\n"
-    "See caidctl(1); of load and save, which have options of their own, also 'caidctl load --help'.\n";
+    "Exit status: 0; 1 for an error here (doctor: a problem); 2 for a refusal by the daemon.\n"
+    "See caidctl(1); for the options of load and save, 'caidctl load --help'.\n";
 
 static const struct option long_options[] = {
     {"socket", required_argument, NULL, 's'}, {"json", no_argument, NULL, 'j'},
@@ -220,7 +221,7 @@ check_usage(const struct ctl *ctl, const struct verb *verb, unsigned given, int 
     if (n_args < verb->min_args && !ctl->prefix)
         return bad_usage(verb->name, "needs an argument");
     if (verb->max_args >= 0 && n_args > verb->max_args)
-        return bad_usage(verb->name, "takes no more arguments");
+        return bad_usage(verb->name, "too many arguments");
     if (ctl->all && ctl->pool)
         return bad_usage(verb->name, "--all and --pool exclude each other");
     if (ctl->force && ctl->undo)
@@ -231,7 +232,7 @@ check_usage(const struct ctl *ctl, const struct verb *verb, unsigned given, int 
         return bad_usage(verb->name,
                          "--unnamed, --tickets and the name of an array exclude each other");
     if (ctl->tickets && (ctl->unnamed || ctl->pool))
-        return bad_usage(verb->name, "--tickets are of all pools, and alone");
+        return bad_usage(verb->name, "--tickets excludes --unnamed and --pool");
     if (verb->run == verb_withdraw && !ctl->pid && !ctl->gone)
         return bad_usage(verb->name, "needs --pid or --gone");
     return CTL_OK;

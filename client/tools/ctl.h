@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The options, the connection and the reporting that the verbs of caidctl share. A verb is called
- * with the arguments after its name, and returns the exit status: 0, 1 for an error here (usage, no
- * daemon), 2 for a refusal by the daemon. It prints its result at the end, or writes it to `out`,
- * which goes to stdout when the document is complete.
+ * with the arguments after its name, and returns the exit status. It prints its result at the end,
+ * or writes it to `out`, which goes to stdout when the document is complete.
  */
 #pragma once
 
@@ -17,8 +16,8 @@
 
 enum ctl_exit {
     CTL_OK = 0,
-    CTL_LOCAL = 1,
-    CTL_REFUSED = 2
+    CTL_LOCAL = 1,  /* an error here: usage, no daemon */
+    CTL_REFUSED = 2 /* a refusal by the daemon */
 };
 
 struct ctl {
@@ -26,7 +25,7 @@ struct ctl {
     const char *pool;    /* --pool, or NULL */
     const char *device;  /* --device, or NULL */
     const char *prefix;  /* --prefix, or NULL */
-    const char *pattern; /* of the names to be listed, or NULL */
+    const char *pattern; /* what listed names match, or NULL */
     const char *uid;     /* --uid, or NULL */
     const char *method;  /* --method, or NULL */
     const char *svg;     /* --svg, or NULL */
@@ -58,7 +57,7 @@ int32_t ctl_device(const struct ctl *ctl, const char *text);
 /* Whether text is a number up to max, and nothing else. */
 bool ctl_number(const char *text, unsigned long max, unsigned long *ret);
 
-/* Whether text is a number of seconds to wait between two looks; complains where it is not. */
+/* Whether text is a number of seconds between two looks; complains if not. */
 bool ctl_seconds(const char *text, double *ret);
 
 /* For load and save, replaces this process by a program of the Python package. Returns CTL_OK for

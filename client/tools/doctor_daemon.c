@@ -69,7 +69,7 @@ look_no_daemon(const struct doctor *doctor, struct finding *ret)
     const struct caid_error *error = &doctor->ctl->error;
 
     if (doctor->socket_error) {
-        finding_problem(ret, "daemon_out_of_reach", "not asked: there is no way to it");
+        finding_problem(ret, "daemon_out_of_reach", "not asked: its socket cannot be reached");
         finding_remedy(ret, "see \"socket\"");
     } else if (doctor->silent) {
         finding_problem(ret, "daemon_silent", "no answer within %d seconds", DOCTOR_PATIENCE_S);
@@ -82,9 +82,10 @@ look_no_daemon(const struct doctor *doctor, struct finding *ret)
         finding_remedy(ret, "install caid and caidctl of one version, and restart the daemon");
     } else if (error->code == CAID_ERR_NOT_READY) {
         finding_problem(ret, "daemon_not_ready", "%s", error->message);
-        finding_remedy(ret,
-                       "see its log; a unit's driver is said by systemctl edit caid.service: "
-                       "Environment=CAID_CUDA_DRIVER=soft");
+        finding_remedy(
+            ret,
+            "see its log; to give the service another driver: systemctl edit caid.service, "
+            "Environment=CAID_CUDA_DRIVER=soft");
     } else {
         finding_problem(ret, "daemon_error", "%s", error->message);
         finding_remedy(ret, "caid's log says more");
@@ -125,9 +126,9 @@ look_driver(const struct doctor *doctor, int32_t device UNUSED, struct finding *
     } else if (strcmp(status->driver, "soft") == 0) {
         finding_warning(ret, "driver_soft",
                         "soft, CUDA %" PRIu64 ".%" PRIu64 ": no GPU is used", major, minor);
-        finding_remedy(ret,
-                       "on a machine with a GPU, start caid with --driver=cuda: it says why "
-                       "it cannot have one");
+        finding_remedy(
+            ret, "on a machine with a GPU, start caid with --driver=cuda: if that fails, it "
+                 "says why");
     } else {
         finding_ok(ret, "driver_ok", "%s, CUDA %" PRIu64 ".%" PRIu64 ", %s", status->driver,
                    major, minor, status->driver_path);
@@ -148,7 +149,7 @@ look_no_driver(const struct doctor *doctor, struct finding *ret)
     if (visible && doctor->driver_error.result == CUDA_ERROR_NO_DEVICE) {
         finding_problem(ret, "here_hidden", "CUDA_VISIBLE_DEVICES=%s hides every device",
                         visible);
-        finding_remedy(ret, "name those that are to be used, or unset it");
+        finding_remedy(ret, "name the devices to use, or unset it");
         return;
     }
     finding_problem(ret, "here_none", "%s", doctor->driver_error.message);
@@ -174,7 +175,7 @@ look_own_driver(const struct doctor *doctor, int32_t device UNUSED, struct findi
                         kind, doctor->status.driver);
         finding_remedy(ret, "unset CAID_CUDA_DRIVER, which is \"%s\"", doctor->driver_choice);
     } else if (doctor->driver_error.message[0]) { /* auto fell back */
-        finding_warning(ret, "here_soft", "%s, for want of a real one: %s", kind,
+        finding_warning(ret, "here_soft", "%s, since no real one works: %s", kind,
                         doctor->driver_error.message);
         finding_remedy(ret, "with a GPU, install NVIDIA's driver");
     } else {
@@ -183,7 +184,7 @@ look_own_driver(const struct doctor *doctor, int32_t device UNUSED, struct findi
     }
 }
 
-/* A message of the daemon brings up to 253 fds; the software driver keeps one for each block. */
+/* A message of the daemon carries up to 253 fds; the software driver keeps one for each block. */
 #define FEW_FILES 512
 
 static void
@@ -253,7 +254,7 @@ look_usage(const struct doctor *doctor, int32_t device UNUSED, struct finding *r
                u->connections, u->arrays, u->leases, u->brackets, u->pages);
 }
 
-/* A list is reported by its length and its first names: so many. */
+/* The findings report how long a list is, and its first names. */
 #define N_NAMES 3
 
 struct some {
@@ -276,7 +277,7 @@ some_more(const struct some *some)
     return some->n > N_NAMES ? ", ..." : "";
 }
 
-/* Counts as the daemon does: blocks on devices. */
+/* The daemon's quota bounds blocks on devices. */
 static int
 pool_is_full(const struct caid_pool *pool, void *userdata)
 {
@@ -328,8 +329,8 @@ look_abandoned(const struct doctor *doctor, int32_t device UNUSED, struct findin
         finding_ok(ret, "abandoned_none", "none that you may read");
         return;
     }
-    finding_warning(ret, "abandoned_some", "%" PRIu64 " whose writer died at it: %s%s", left.n,
-                    left.names, some_more(&left));
+    finding_warning(ret, "abandoned_some", "%" PRIu64 " whose writer died or gave up: %s%s",
+                    left.n, left.names, some_more(&left));
     finding_remedy(ret, "write them anew, or take them as they are: discard()");
 }
 

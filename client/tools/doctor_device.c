@@ -24,7 +24,7 @@ look_found(const struct doctor *doctor, int32_t device, struct finding *ret)
     if (ask_memory(doctor, device, &info) < 0) {
         finding_problem(ret, "device_lost", "%s, %s: %s", d->name, d->uuid,
                         doctor->ctl->error.message);
-        finding_remedy(ret, "dmesg may say what became of it (Xid); then restart caid");
+        finding_remedy(ret, "dmesg may say why (Xid); then restart caid");
         return;
     }
     _cleanup_free_ char *total = format_bytes(info.total, doctor->ctl->bytes);
@@ -146,7 +146,7 @@ look_handoff(const struct doctor *doctor, int32_t device, struct finding *ret)
     }
 }
 
-/* It is a matter of who has the contexts, which is not the daemon. */
+/* What counts is the driver of the process that has the contexts: this one's, not the daemon's. */
 static bool
 is_mps(const struct doctor *doctor, int32_t device)
 {

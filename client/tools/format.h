@@ -9,18 +9,18 @@
 
 #include "base/macros.h"
 
-/* Prints that, and exits with 1. */
+/* Prints "out of memory", and exits with 1. */
 _Noreturn void out_of_memory(void);
 
 /* As printf(3). */
 char *format_text(const char *fmt, ...) PRINTF(1, 2);
 char *format_args(const char *fmt, va_list args) PRINTF(1, 0);
 
-/* s with \xNN for control characters (C0, DEL, C1, those of lines and of the direction of text) and
- * bytes that are not UTF-8; then also with \\ for \. */
+/* s with \xNN for bytes that are not UTF-8 and for control characters: C0, DEL, C1, those that end
+ * lines or change the direction of text. If there are any, \ becomes \\. */
 char *format_plain(const char *s);
 
-/* The columns that s takes in a terminal, by the locale; and s cut to so many, with an ellipsis. */
+/* The columns that s takes in a terminal, by the locale; s cut to columns, with an ellipsis. */
 size_t format_width(const char *s);
 char *format_cut(const char *s, size_t columns);
 

@@ -10,7 +10,7 @@
 enum map_class {
     MAP_DEVICE, /* headings */
     MAP_POOL,
-    MAP_BLOCK, /* what stands before the stretches of a row */
+    MAP_BLOCK, /* the label before the stretches of a row */
     MAP_ARRAY, /* stretches */
     MAP_FREE,
     MAP_PENDING,
@@ -18,13 +18,13 @@ enum map_class {
     MAP_OTHER,
 };
 
-extern const char *const map_classes[]; /* their names: a stretch's is its state */
+extern const char *const map_classes[]; /* their names; a stretch's is its range's state */
 
 struct map_rect {
     enum map_class class;
     size_t row;
     double x, width;   /* of a stretch: 1 is the longest bar */
-    char *text, *more; /* plain (format.h); more: lines that say the rest, of a stretch */
+    char *text, *more; /* plain (format.h); more: further lines on a stretch */
 };
 
 struct map {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Lists that more than one verb prints. Each function asks the daemon, and writes the answer: with
- * --json into ctl->out, under key, else as rows into a table that it sets up, and that the verb
- * prints at the end. It returns the exit status.
+ * --json into ctl->out, under key, else as rows into a table that it sets up. The verb prints the
+ * table at the end. Each returns the exit status.
  */
 #pragma once
 
@@ -16,7 +16,7 @@ int report_query(struct ctl *ctl, const char *query, const char *headings, struc
 /* Memory by device; device -1: all. */
 int report_devices(struct ctl *ctl, const char *key, int32_t device, struct table *ret);
 
-/* Forms of the table. */
+/* Which columns the table has. */
 enum report_pools {
     POOLS_BY_ACCESS, /* whose they are */
     POOLS_BY_MEMORY, /* what they have */
@@ -33,7 +33,7 @@ int report_entries(struct ctl *ctl, struct table *ret);
 /* Arrays without a name and the processes that keep them; pool NULL: of all that may be read. */
 int report_unnamed(struct ctl *ctl, const char *key, const char *pool, struct table *ret);
 
-/* The ranges of blocks, with --json only. */
+/* The ranges of blocks, only with --json. */
 int report_ranges(struct ctl *ctl, const char *key, const struct caid_list_options *options);
 
 /* The end of a verb whose result is one list: closes the object, or prints the table. Returns

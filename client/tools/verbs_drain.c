@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The verb drain: no new arrays, and the end of those that are there. */
+/* The verb drain: refuses new arrays, and waits for the end of the present ones. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 
 #define LOOK_NS (200 * NSEC_PER_MSEC)
 
-struct remains { /* arrays, and who has made them */
+struct remains { /* the arrays that are left, and their creators */
     struct ctl *ctl;
     uint64_t arrays, bytes;
     FILE *who;
@@ -56,7 +56,7 @@ drain_print(const struct remains *rest)
     fprintf(stderr, "caidctl: drain: arrays are left:%s\n", rest->text);
 }
 
-/* Waits until the last array has gone. A daemon that is started meanwhile is drained, too. */
+/* Waits until the last array has gone. A daemon that is started meanwhile is drained as well. */
 static int
 wait_for_all(struct ctl *ctl)
 {

@@ -55,7 +55,7 @@ range_more(const struct ctl *ctl, const struct caid_details *d)
     return text;
 }
 
-/* ---- where everything lies ---- */
+/* ---- the layout ---- */
 
 static void
 map_add_entry(struct map *map, struct map_rect rect_consume)
@@ -87,7 +87,7 @@ add_block(struct drawing *drawing, const struct caid_details *d)
     drawing->block = d->block;
 }
 
-/* How often bytes can be halved until they are a MiB, and one more. */
+/* The bit length of bytes in MiB, at least 1. */
 static int
 steps(uint64_t bytes)
 {
@@ -161,7 +161,7 @@ drawing_deinit(struct drawing *drawing)
     free(drawing->pool);
 }
 
-/* ---- where it goes ---- */
+/* ---- the output ---- */
 
 static int
 write_svg(const struct map *map, const char *path)

@@ -18,16 +18,16 @@
 
 struct monitor {
     struct ctl *ctl;
-    uint64_t wall_ns; /* at 0 of the daemon's clock */
+    uint64_t wall_ns; /* the wall clock when the daemon's clock was 0 */
 
     struct request {
         uint64_t conn, id;
         char method[32];
         bool shown;
-    } requests[SEEN_MAX]; /* that were seen, by connection and id */
+    } requests[SEEN_MAX]; /* hashed by connection and id; a later one takes the place */
 };
 
-/* The place of the request that it is, or answers. */
+/* The place of the request m, or of the request that m answers. */
 static struct request *
 request_of(struct monitor *monitor, const struct msg_message *m)
 {
@@ -41,8 +41,7 @@ is_wanted(const struct ctl *ctl, const struct msg_message *m)
            (!ctl->pool || msg_str_eq(m->pool, ctl->pool));
 }
 
-/* Whether to show the message. An answer is shown if its request was, and has its method from
- * there. */
+/* Whether to show the message. An answer is shown if its request was; *method is the request's. */
 static bool
 look_up(struct monitor *monitor, const struct msg_message *m, char method[static 32])
 {
@@ -160,7 +159,7 @@ verb_monitor(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
     monitor->ctl = ctl;
     monitor->wall_ns =
         (uint64_t)now.tv_sec * NSEC_PER_SEC + (uint64_t)now.tv_nsec - clock_now_ns();
-    ctl->client->call_timeout_ns = CAID_FOREVER; /* nothing may pass for long */
+    ctl->client->call_timeout_ns = CAID_FOREVER; /* no message may come for long */
     while (!ferror(stdout)) {
         _cleanup_reply_ struct reply reply = {0};
         struct msg_monitor_result result;

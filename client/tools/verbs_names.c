@@ -20,7 +20,7 @@ verb_list(struct ctl *ctl, int argc, char **argv)
         out_of_memory();
     if (prefix && prefix[strcspn(prefix, "*?[")]) {
         ctl->pattern = argv[0];
-        prefix[strcspn(prefix, "*?[")] = '\0'; /* what all names begin with that it takes */
+        prefix[strcspn(prefix, "*?[")] = '\0'; /* every name that matches begins so */
     }
     ctl->prefix = prefix;
     json_object(&ctl->out, NULL);
@@ -70,7 +70,7 @@ verb_timelines(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 
 /* ---- watch ---- */
 
-/* Where lines end: one of JSON a change, since there is no end of the document. */
+/* With --json each change is a document, on one line: the output has no end. */
 static void
 print_change(const struct ctl *ctl, const char *name, uint64_t generation)
 {
@@ -126,14 +126,14 @@ unlink_one(struct ctl *ctl, const char *name, bool ignore_missing)
     return r < 0 && ignore_missing && ctl->error.code == CAID_ERR_NOT_FOUND ? 0 : r;
 }
 
-/* Others may have removed it meanwhile. A set's names go with it. */
+/* Others may have removed the name meanwhile. Names under a set go with the set's own. */
 static int
 unlink_listed(const struct caid_entry *e, void *userdata)
 {
     return e->of_set ? 0 : unlink_one(userdata, e->name, true);
 }
 
-/* Ends at the first failure: all names of the pool would be refused for the same reason. */
+/* Ends at the first failure, since all other names would be refused for the same reason. */
 static int
 unlink_prefix(struct ctl *ctl)
 {

@@ -63,7 +63,7 @@ print_line(const struct ctl *ctl, const struct stat_line *line)
            line->status->leases, line->opens, line->begun, used, left, pending);
 }
 
-/* Rates are 0 where another daemon has begun to count. */
+/* Rates are 0 if the daemon was restarted since the look before: it counts from 0 again. */
 static int
 print_look(struct ctl *ctl, const struct caid_status *was, const struct caid_status *is,
            double seconds)

@@ -49,13 +49,13 @@ struct look {
 
 struct top {
     struct ctl *ctl;
-    int sort;               /* the key that was hit for it */
-    size_t first;           /* line that is shown */
-    struct caid_status was; /* at a look before */
+    int sort;               /* the key that was pressed for the order */
+    size_t first;           /* the first line that is shown */
+    struct caid_status was; /* at an earlier look */
     uint64_t was_ns;
-    bool sees_daemon;    /* the daemon's lock was seen at that look */
-    double opens, begun; /* a second, since then */
-    char *text;          /* of the last look that succeeded */
+    bool sees_daemon;    /* the daemon's lock was held at that look */
+    double opens, begun; /* per second, since then */
+    char *text;          /* what the last look that succeeded made */
 };
 
 /* ---- by process ---- */
@@ -197,7 +197,7 @@ holding_free(void *userdata)
 
 /* ---- the daemon ---- */
 
-/* Computes rates since the look before, if that is some time ago, and of the same daemon. */
+/* Computes rates since the earlier look, if enough time has passed and the daemon is the same. */
 static void
 add_status(struct top *top, const struct look *look, const struct caid_status *s)
 {
@@ -272,14 +272,14 @@ look_at(struct top *top, struct look *look)
     return 0;
 }
 
-/* Connects again after the daemon has gone, but does not start a service that was stopped. */
+/* Connects again after the daemon has gone, unless that would start a service that was stopped. */
 static int
 connect_again(struct top *top)
 {
     if (!top->sees_daemon || presence_is_taken(top->was.socket))
         return ctl_connect(top->ctl);
     snprintf(top->ctl->error.message, sizeof(top->ctl->error.message),
-             "%s: no daemon is there any more", top->was.socket);
+             "%s: the daemon has gone", top->was.socket);
     return -1;
 }
 
@@ -388,7 +388,7 @@ verb_top(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
         return CTL_LOCAL;
     SCREEN *screen = isatty(STDOUT_FILENO) ? newterm(NULL, stdout, stdin) : NULL;
     if (!screen || ctl->json) {
-        ctl_complain("top", "a live screen needs a terminal, and has no JSON");
+        ctl_complain("top", "needs a terminal, and has no --json; see caidctl stat");
         return CTL_LOCAL;
     }
     cbreak();

@@ -228,7 +228,7 @@ def test_the_software_driver_instead_of_one(tmp_path):
     except OSError:
         pass
     expect(doctor(tmp_path / "none", CAID_CUDA_DRIVER=None), "here_soft", "warning",
-           "^soft, for want of a real one: .*libcuda", "NVIDIA's driver")
+           "^soft, since no real one works: .*libcuda", "NVIDIA's driver")
 
 
 def test_a_device_node_without_permission(tmp_path):
@@ -397,7 +397,7 @@ def test_abandoned_arrays(fine):
         client.create(name, (3,))
         client.end(client.begin(write=True), abandon=True)
     expect(doctor(fine), "abandoned_some", "warning",
-           r"^4 whose writer died at it: a, b, c, \.\.\.$", "discard")
+           r"^4 whose writer died or gave up: a, b, c, \.\.\.$", "discard")
     client.close()
 
 

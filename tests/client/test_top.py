@@ -132,7 +132,7 @@ def test_it_goes_on_with_the_next_daemon(tmp_path):
     with run_daemon(tmp_path / "s"):
         top = Terminal(f"--socket={tmp_path / 's'}", "top", "-d", "0.2")
         top.wait_for("^q quit")
-    top.wait_for(r"no daemon is there any more")
+    top.wait_for(r"the daemon has gone")
     assert "device 0" in top.read(), "what was seen last stays"
     with run_daemon(tmp_path / "s"):
         top.wait_for("^q quit")
