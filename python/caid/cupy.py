@@ -29,7 +29,7 @@ from ._session._client import Client
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 _numbers = itertools.count()
-# All that exist, in the order in which they were made.
+# All allocators that exist, in the order in which they were made.
 _allocators: weakref.WeakValueDictionary[int, Allocator] = weakref.WeakValueDictionary()
 
 
@@ -39,7 +39,7 @@ class Allocator:
     Parameters
     ----------
     client : Client, optional
-        :func:`caid.default_client` without it.
+        By default that of :func:`caid.default_client`.
     memory, pool, **options
         As for :meth:`caid.Client.arena`.
 
@@ -81,11 +81,11 @@ class Allocator:
         Raises
         ------
         cupy.cuda.runtime.CUDARuntimeError
-            ``cudaErrorMemoryAllocation``: the device, the pool or the user has not got that much.
-            What caid said is its cause.
+            ``cudaErrorMemoryAllocation``: the device, the pool or the user does not have that much. caid's
+            error is its cause.
         DeviceError, ClosedError, DisconnectedError
-            The daemon has not got the device; the client is closed; the daemon has gone, and what
-            was leased is used up.
+            The daemon does not have the device; the client is closed; the daemon has gone, and the leased
+            memory is used up.
         """
         ordinal = runtime.getDevice()
         if nbytes == 0:
@@ -98,34 +98,34 @@ class Allocator:
         return MemoryPointer(UnownedMemory(allocation.ptr, nbytes, allocation, ordinal), 0)
 
     def _begin(self, ordinal):
-        """Makes the arena at the first allocation on a device. Where two threads make one, one of the two is
-        closed: it has no memory yet."""
+        """Makes the arena at the first allocation on a device. If two threads make one, one of the two is dropped:
+        it has no memory yet."""
         stream = functools.partial(cupy.cuda.get_current_stream, ordinal)
         made = _resource.arena_on(self._client, ordinal, stream, self._options)
         arena = self._arenas.setdefault(ordinal, made)
         return self._alloc.setdefault(ordinal, arena._alloc)
 
     def arena(self, device: int | None = None) -> _arena.Arena:
-        """The arena of a device by its CUDA ordinal: for its figures, and ``trim()``. Without one,
-        of the current device. Raises DeviceError."""
+        """The arena of a device, by its CUDA ordinal, for its figures and ``trim()``; by default of the current
+        device. Raises DeviceError."""
         ordinal = runtime.getDevice() if device is None else device
         if ordinal not in self._arenas:
             self._begin(ordinal)
         return self._arenas[ordinal]
 
     def defer_cleanup(self) -> ContextManager[None]:
-        """A ``with`` block in which what is freed on the current device waits."""
+        """A ``with`` block in which memory that is freed on the current device is not used again."""
         return self.arena().defer_cleanup()
 
     def publish(
         self, name: str, array: cupy.ndarray, *, stream: Any = None, metadata: Any = None
     ) -> int:
-        """Puts an array of this allocator's, by itself or under a MemoryPool, under a name, at once and
-        without a copy, as :meth:`caid.Arena.publish`, of which these are the parameters, the result and
-        the errors; ValueError, too, where the array lies elsewhere.
+        """Puts an array in this allocator's memory, with or without a MemoryPool on top, under a name, at once
+        and without a copy. Parameters, result and errors are those of :meth:`caid.Arena.publish`; also
+        ValueError: the array lies elsewhere.
 
-        Who opens the name sees the array's memory: what is written to it later, too. Without `stream`,
-        CuPy's current stream of the array's device is waited for.
+        Readers share the array's memory, and see later writes. Without `stream`, CuPy's current stream of the
+        array's device is waited for.
         """
         _check_type(array)
         if not self._has(array):
@@ -142,8 +142,8 @@ class Allocator:
 def publish(
     name: str, array: cupy.ndarray, *, stream: Any = None, metadata: Any = None
 ) -> int:
-    """:meth:`Allocator.publish` by the allocator that the array is of, as long as that exists. An
-    array of no elements is of none: the latest allocator has it, in its pool."""
+    """:meth:`Allocator.publish` by the allocator whose memory the array is in, as long as that exists. An array
+    without elements is in nobody's memory: the latest allocator publishes it, in its pool."""
     _check_type(array)
     why = None
     for allocator in reversed(list(_allocators.values())):

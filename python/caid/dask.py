@@ -7,17 +7,17 @@
 >>> x = client.submit(make)                    # returns a caid.Array, or a CuPy array in caid's memory
 >>> client.submit(use, x, workers=[other])     # of the same daemon: opens it, nothing is copied
 
-A worker that is known to be at the same daemon gets a :class:`caid.Reference`; every other one, and the
-scheduler, get the bytes: in frames on the device where the transport takes those (UCX) and CuPy is there,
-else in frames on the host. What is not caid's goes as it does without this module.
+Workers known to be at the same daemon get a :class:`caid.Reference`. Other workers, and the scheduler, get
+the bytes: in frames on the device if the transport takes those (UCX) and CuPy is installed, else in frames on
+the host. Other objects are sent as they are without this module.
 
-Dask-CUDA's workers have a GPU each: one that gets a reference reaches the memory from its own, over the
-peer link where it lies on another.
+Each worker of Dask-CUDA has a GPU of its own, from which it reaches the memory of a reference, over the peer
+link if that lies on another GPU.
 
-An array has its worker's memory as long as Dask has its key, and whoever has opened it meanwhile keeps it.
-Dask counts its bytes as it counts NumPy's, against the worker's ``memory_limit``, and spills it to disk
-by the same rules. A worker that has no room for what it is sent, or may not open it, logs why, and asks
-for it again: :class:`caid.Error` is an OSError, and so to Dask a transfer that has failed.
+An array's memory stays as long as Dask has the array's key, or a worker has the array open. Dask counts its
+bytes as it counts NumPy's, against the worker's ``memory_limit``, and spills it to disk by the same rules. A
+worker that has no room for an array, or may not open it, logs why, and asks for it again: :class:`caid.Error`
+is an OSError, which Dask takes for a failed transfer.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def _size_of(array):
 
 
 class _Contents:
-    """The contents of an array, which anybody may change. It cannot be pickled, so that Dask makes no name of
-    it that it would use again, and raises with ``tokenize.ensure-deterministic``."""
+    """The contents of an array, which anybody may change. It cannot be pickled: so Dask makes no name of it
+    that would be used again, and raises with ``tokenize.ensure-deterministic``."""
 
     def __init__(self, array):
         self._array = array
@@ -152,8 +152,7 @@ _receiver: contextvars.ContextVar = contextvars.ContextVar("receiver", default=N
 
 
 def _knowing_its_receiver(get_data):
-    """Wraps a worker's get_data, so that serialisers know their receiver, of which only some transports tell
-    them."""
+    """Wraps a worker's get_data, so that serialisers know their receiver: only some transports tell it."""
 
     @functools.wraps(get_data)
     async def handler(comm, *args, **options):
@@ -183,12 +182,12 @@ def _reference_to(x, array):
     return reference
 
 
-_received: dict = {}  # id of an array of CuPy's that came by reference: the Array whose memory it has, as above
+_received: dict = {}  # id of a CuPy array that came by reference: the Array whose memory it has, as long as it lives
 
 
 def _lying(x):
-    """An Array of the same memory. It keeps the memory of CuPy's, and not the array: when that ends, so does
-    its reference."""
+    """An Array of the same memory. Of a CuPy array it keeps the memory, not the array itself, with which the
+    reference ends."""
     if isinstance(x, Array):
         return x.view()
     cupy = sys.modules.get("cupy")
@@ -325,21 +324,21 @@ def from_set(name: str, *, pool: str | None = None, asarray: Callable | None = N
     Parameters
     ----------
     name : str
-        Of the set, with what ends it: ``"field/"``.
+        The set's whole name: ``"field/"``.
     asarray : callable, optional
-        What makes of a caid.Array what is computed with. Without it, arrays of CuPy; on the software
-        driver, of NumPy. Nothing is copied.
+        Makes what is computed with from a caid.Array. Default: a CuPy array, or a NumPy array on the software
+        driver, without a copy.
 
     Notes
     -----
-    It is of the version that the set has now: a chunk that was replaced raises StaleError when it is
-    computed. A worker at another daemon raises NotFoundError: ``compute(workers=)`` names some of this one.
+    The chunks are of the set's present version: if that has gone when a chunk is computed, StaleError is raised.
+    A worker at another daemon raises NotFoundError: choose workers at this one by ``compute(workers=)``.
 
     Raises
     ------
     NotFoundError, AccessError
     ValueError
-        Its keys are no grid, or its shapes do not fit together.
+        The keys form no grid, or the shapes do not fit together.
     """
     client = _default.default_client()
     with client.open_set(name, pool=pool) as opened:
@@ -362,7 +361,7 @@ def _place_of(key):
 
 
 def _chunks_of(shapes):
-    """The extents along each axis; shapes: by their places."""
+    """The extents of chunks along each axis, from the chunks' shapes by place."""
     along: list[dict] = [{} for _ in next(iter(shapes))]
     for place, shape in shapes.items():
         for extents, i, extent in zip(along, place, shape):

@@ -57,14 +57,14 @@ def _turns(metrics):
 
 
 class Collector:
-    """Asks the daemon at each scrape; of users and pools one by one only where `prefixes` says so."""
+    """Asks the daemon at each scrape. Figures of single users and pools are left out unless `prefixes` has them."""
 
     def __init__(self, socket, prefixes):
         self._socket, self._hidden = socket, ("turn", *{"user_", "pool_"}.difference(prefixes))
         self._lock, self._client = threading.Lock(), None
 
     def _ask(self):
-        """Its metrics; None while it is away: the next scrape connects anew."""
+        """The daemon's metrics; None while it is away: the next scrape connects anew."""
         with self._lock:
             try:
                 if self._client is None:
@@ -98,7 +98,7 @@ class _Handler(MetricsHandler):
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Serves 16 connections at a time. For one more, the oldest goes that has asked for nothing yet."""
+    """Serves 16 connections at a time. One more takes the place of the oldest that has asked for nothing yet."""
 
     def __init__(self, address, port, handler):
         self.address_family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
@@ -121,7 +121,7 @@ class _Server(http.server.ThreadingHTTPServer):
         self._free.release()
 
     def handle_error(self, request, client_address):
-        if not isinstance(sys.exc_info()[1], OSError):  # who hangs up does not fill the log
+        if not isinstance(sys.exc_info()[1], OSError):  # clients that hang up do not fill the log
             super().handle_error(request, client_address)
 
 
@@ -130,10 +130,10 @@ def main():
     parser = argparse.ArgumentParser(prog="caid-exporter", description="Serves caid's metrics to Prometheus.")
     parser.add_argument("--address", type=ipaddress.ip_address, default="127.0.0.1", help="default: 127.0.0.1")
     parser.add_argument("--port", type=int, default=9974, help="default: 9974")
-    parser.add_argument("--socket", help="the daemon's; default: as for any client")
-    parser.add_argument("--uids", action="append_const", dest="of", const="user_", help="also each uid's that it sees")
-    parser.add_argument("--pools", action="append_const", dest="of", const="pool_", help="also each pool's that it sees")
-    parser.add_argument("--expose", action="store_true", help="to other machines: --address need not be loopback")
+    parser.add_argument("--socket", help="the daemon's socket; default: as for any client")
+    parser.add_argument("--uids", action="append_const", dest="of", const="user_", help="also figures of each uid")
+    parser.add_argument("--pools", action="append_const", dest="of", const="pool_", help="also figures of each pool")
+    parser.add_argument("--expose", action="store_true", help="serve other machines: --address need not be loopback")
     args = parser.parse_args()
     if not args.expose and not args.address.is_loopback:
         parser.error(f"{args.address} is not loopback: whoever reaches it reads the figures (--expose)")

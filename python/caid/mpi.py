@@ -8,8 +8,8 @@
 >>> with caid.mpi.Halo(u, comm.Create_cart([2, 2])) as halo:      # of a caid.storage
 ...     halo.exchange()
 
-A caid array passes to a CUDA-aware MPI as it is; where MPI is not, bytes go by page-locked memory. What fails
-at one rank is raised at all of a communicator, and no rank waits for one that has failed.
+A CUDA-aware MPI takes a caid array as it is; with any other, the bytes go by page-locked memory. An error at
+one rank is raised at all ranks of the communicator, and no rank waits for one that has failed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CHUNK = 4 << 20  # bytes that are sent at a time
 def machine_comm(comm: MPI.Intracomm, client: Client | None = None) -> MPI.Intracomm:
     """A communicator of the ranks at this rank's daemon: they open each other's arrays without a copy. MPI's
     split by shared memory would not do: containers on one machine may share a daemon, and users on one
-    machine may have daemons of their own. Collective. Client: the default one without it."""
+    machine may have daemons of their own. Collective. `client`: by default that of :func:`caid.default_client`."""
     with Phase(comm) as phase:
         phase.value = place(client or _default.default_client())
     return comm.Split(phase.values.index(phase.value), comm.rank)
@@ -58,14 +58,14 @@ def bcast_by_reference(
     Parameters
     ----------
     a : Array, or any object in memory of an Arena
-        Counts at `root`. Work on it that caid knows of comes before.
+        Used at `root` only. Work on it that caid knows of is waited for.
     client : Client, optional
-        :func:`caid.default_client` without it; at `root` the array's own counts.
+        By default that of :func:`caid.default_client`; at `root` the array's own.
     pool, device : optional
-        Where the array of another machine is made.
+        Where the array on another machine is made.
     cuda_aware : bool, optional
-        Whether MPI takes device memory. Without it what MPI tells (``mpi_memory_alloc_kinds`` of MPI 4.1); where
-        it tells nothing, no.
+        Whether MPI takes device memory. By default what MPI says (``mpi_memory_alloc_kinds`` of MPI 4.1), and no
+        if it says nothing.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def bcast_by_reference(
         Of the same type and shape, dense on other machines with the dimensions in the same order; in the mode of
         `a`. It is the caller's to close, and lives as long as a rank of that machine has it.
 
-    TypeError: the memory is no daemon's. CancelledError: it has failed at another rank, which is named.
+    TypeError: `a` is not in a daemon's memory. CancelledError: another rank has failed, which the message names.
     """
     with contextlib.ExitStack() as stack:
         with Phase(comm) as phase:
@@ -110,7 +110,7 @@ def bcast_by_reference(
 
 
 def is_cuda_aware(comm, asked):
-    """Whether MPI takes addresses of a device: what was asked for, or what MPI tells."""
+    """Whether MPI takes addresses of a device: as `asked`, or else as MPI says."""
     info = comm.Get_info()
     kinds = info.Get("mpi_memory_alloc_kinds") or ""
     info.Free()
@@ -138,9 +138,9 @@ def _order(strides):
 
 
 class Phase:
-    """A block at every rank of a communicator. After it each rank has the `value` of all ranks, in `values`.
-    An error in the block at one rank is raised at all. The block may not wait for other ranks, unless they
-    come even after an error: then what may fail is done in ``trying()``.
+    """A block that every rank of a communicator runs. After it each rank has the `value` of all ranks, in
+    `values`. An error in the block at one rank is raised at all. The block may wait for other ranks only if
+    they get there even after an error: so what may fail is done in ``trying()``.
     """
 
     def __init__(self, comm: MPI.Intracomm):
@@ -180,8 +180,7 @@ class Phase:
 
 
 class Machines:
-    """Which ranks are at which daemon. Each daemon's ranks have a leader: the root, or else the first of
-    them."""
+    """Which ranks are at which daemon. The ranks at one daemon have a leader: the root, or else the first."""
 
     def __init__(self, places: list, root: int):
         self._places = [at if isinstance(at, tuple) else place(at) for at in places]
@@ -201,7 +200,7 @@ class Machines:
 
     @contextlib.contextmanager
     def between(self, comm: MPI.Intracomm) -> Iterator[MPI.Intracomm]:
-        """The communicator of the leaders, of whom the root is the first; for others a null one. Collective."""
+        """The communicator of the leaders, in which the root is rank 0; a null one at other ranks. Collective."""
         leads = self.leads(comm.rank)
         leaders = comm.Split(0 if leads else MPI.UNDEFINED, comm.rank != self._root)
         try:
@@ -216,8 +215,8 @@ class Machines:
 
 def send(phase: Phase, leaders: MPI.Intracomm, lane: Lane, array: Array, direct: bool = False) -> None:
     """Sends an array's bytes from rank 0 to the others, which have an array like it, through a lane's
-    page-locked memory: a received chunk is copied while the next comes. All ranks go on to the end, also
-    where a copy has failed."""
+    page-locked memory: a received chunk is copied while the next comes. All ranks go on to the end, even
+    after a copy has failed."""
     for turn, key in enumerate(_pieces(array.shape, array.itemsize)):
         piece, slot = array[key], lane.slots[turn % 2]
         as_it_is = direct and piece.is_c_contiguous()
@@ -263,19 +262,20 @@ def _pieces(shape, itemsize):
 class Halo(Closing):
     """Brings a storage's halo up to date from the neighbours in a Cartesian communicator, dimension by
     dimension, so that corners are right, too. Neighbours at the same daemon copy from each other's memory,
-    device to device; what others need is sent by MPI. Collective; the storage is kept until close(). During
-    exchange() a receive of another's on `cart` must not take its messages, of tags below 2 * ``cart.ndim``.
+    device to device; for others MPI sends the bytes. Collective; the storage is kept until close(). During
+    exchange() no other receive on `cart` may take its messages, whose tags are below 2 * ``cart.ndim``.
 
     Parameters
     ----------
     storage : caid.storage.Storage
-        With a buffer on a device, which is used.
+        It has a buffer on a device, which is used.
     cart : mpi4py.MPI.Cartcomm
         Its dimensions are the storage's first ones. At an end that is not periodic the halo stays.
     client, cuda_aware : optional
-        As for :func:`bcast_by_reference`; the storage's own client without it.
+        As for :func:`bcast_by_reference`; by default the storage's own client.
 
-    InvalidError: no buffer on a device, fewer dimensions than `cart`, or a neighbour's do not fit to it.
+    InvalidError: the storage has no buffer on a device, or fewer dimensions than `cart`, or a neighbour's shape
+    or halo does not fit.
     """
 
     def __init__(
@@ -308,8 +308,8 @@ class Halo(Closing):
         self._closed = True
 
     def exchange(self) -> None:
-        """Exchanges the halos, after all work on the storage that caid knows of; done on return. Errors are
-        raised at all ranks."""
+        """Exchanges the halos, after all work on the storage that caid knows of. The halos are up to date on
+        return. Errors are raised at all ranks."""
         from .storage import fields
 
         with Phase(self._cart) as phase, contextlib.ExitStack() as stack:
@@ -346,7 +346,7 @@ class _Side:
             raise invalid(f"dimension {axis}: rank {rank} has shape {its_shape} and halo {its_halo}")
         self._is_here = None not in (my_reference, reference) and place(my_reference) == place(reference)
         self._source = self._inbox = self._outbox = None
-        self._nbytes = 0  # that the neighbour sends
+        self._nbytes = 0  # bytes that the neighbour sends
 
     def open(self, stack, client, array, cuda_aware):
         if self._is_here:
@@ -365,7 +365,7 @@ class _Side:
             self._outbox.copy_from(mine[self._edge])
 
     def begin(self, cart, phase):
-        """Begins MPI's requests. An empty message says that this side may be read, or has failed."""
+        """Begins MPI's requests. A message without bytes says that this side may be read, or has failed."""
         tag, inbox, outbox = 2 * self.axis, bytearray(self._nbytes), bytearray()
         with phase.trying():
             inbox, outbox = _sent(self._inbox), _sent(self._outbox)
@@ -385,8 +385,8 @@ def _sent(box):
 
 
 def _strip(shape, halo, axis, n_axes, end, width):
-    """The key of the halo at one end of a dimension, or of as many points of the domain beside it. Of the
-    later dimensions, whose halos are not up to date yet, it has the domain alone."""
+    """The key of the halo at one end of a dimension or, with `width`, of as many points of the domain beside it.
+    In later dimensions, whose halos are not up to date yet, it is of the domain only."""
     key = [slice(0, n) for n in shape]
     for later in range(axis + 1, n_axes):
         key[later] = slice(halo[later][0], shape[later] - halo[later][1])

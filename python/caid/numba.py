@@ -6,8 +6,8 @@ context, ``cuda.set_memory_manager(caid.numba.MemoryManager)``. docs/NUMBA.md ha
 
 Numba makes one MemoryManager for each context. A manager has a client and an arena of its own
 (_Source), from its first allocation until reset(), and may have others afterwards. An allocation
-lives as long as Numba's pointer to it or a view of that does, and what it lies in as long as the
-process has it mapped: arrays outlive the daemon and, unusable, the reset.
+lives as long as Numba's pointer to it, or a view of that, does. Its block lives as long as the
+process has it mapped: so arrays outlive the daemon and, unusable, the reset.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _INVALID_VALUE, _OUT_OF_MEMORY = 1, 2  # of CUDA
 
 
 class _Library:
-    """The classes of a library's driver module that a manager needs; the library is that of its context."""
+    """The classes that a manager needs from the driver module of its context's library."""
 
     def __init__(self, name, driver):
         if not hasattr(driver, "HostOnlyCUDAMemoryManager"):
             raise ImportError("caid.numba: Numba's CUDA simulator has no device memory")
         self.name, self.driver = name, driver
         self.Memory = type("Memory", (Memory, driver.MemoryPointer), {"__module__": __name__})
-        # Pointers are those of NVIDIA's bindings, but in a classic Numba that was not told to use them.
+        # Pointers are of NVIDIA's bindings, except in a classic Numba that was not told to use them.
         if getattr(driver, "USE_NV_BINDING", True):
             self.pointer, self._code = driver.binding.CUdeviceptr, driver.binding.CUresult
         else:
@@ -72,7 +72,7 @@ class _Library:
 
     @functools.lru_cache(maxsize=None)
     def manager(self, cls):
-        """A subclass of `cls`, a MemoryManager, that is the library's, too."""
+        """A subclass of `cls`, a MemoryManager, and of the library's base classes."""
         bases = cls, self.driver.GetIpcHandleMixin, self.driver.HostOnlyCUDAMemoryManager
         return type(cls.__name__, bases, {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
@@ -104,8 +104,8 @@ def _library_of(context):
 
 
 class Memory:
-    """What memalloc() gives, a MemoryPointer of the library's. It owns itself, so that Numba counts
-    its views, which keep it; with it ends the allocation, and no finalizer is needed."""
+    """A MemoryPointer of the library, which memalloc() returns. It owns itself, so that Numba counts its
+    views, which keep it. The allocation ends with it; no finalizer is needed."""
 
     allocation: Any  # caid.Allocation
     ticket: _numba_ipc.Ticket | None = None  # for other processes, once a handle was asked for
@@ -118,8 +118,8 @@ class Memory:
 
 
 class IpcHandle:
-    """What get_ipc_handle() gives of memory of the kind "device": an IpcHandle of the library's, with a
-    ticket in place of CUDA's 64 bytes. Any pickle sends it."""
+    """An IpcHandle of the library, which get_ipc_handle() returns for memory of the kind "device", with a
+    ticket in place of CUDA's 64 bytes. It can be pickled by any means."""
 
     _library: _Library
     handle: Any
@@ -172,7 +172,7 @@ class _Source:
             held.close()
 
     def free_bytes(self):
-        """What an allocation could have of the arena, and of the empty blocks that caid keeps."""
+        """Bytes that an allocation could get from the arena, and from the empty blocks that caid keeps."""
         info = attribute(self.arena, "info")
         free = max(info.bytes - info.allocated - info.draining_bytes, 0)
         with contextlib.suppress(DisconnectedError):
@@ -189,8 +189,8 @@ class _Source:
 
 
 class Deallocations:
-    """What waits to be freed, to look at and to use as Numba's own queue: host and managed memory
-    in a queue of Numba's, and device memory in the arena's. Each has the limits for itself."""
+    """What waits to be freed, with the interface of Numba's own queue: host and managed memory in a queue of
+    Numba's, and device memory in the arena's. Each queue has the limits for itself."""
 
     def __init__(self, host: Any):
         self._host = host
@@ -198,7 +198,7 @@ class Deallocations:
         self.source: _Source | None = None
 
     def add_item(self, dtor: Any, handle: Any, *size: int) -> None:
-        """Host memory: Numba's finalizers of that come here."""
+        """Adds host memory: Numba's finalizers call this."""
         self._host.add_item(dtor, handle, *size)
 
     def clear(self) -> None:
@@ -256,7 +256,7 @@ class Deallocations:
 
     @property
     def memory_capacity(self) -> int:
-        """int: bytes that the ratio is of."""
+        """int: bytes of which the ratio is taken."""
         return self._host.memory_capacity
 
     @memory_capacity.setter
@@ -271,23 +271,23 @@ class Deallocations:
 
 class MemoryManager:
     """Numba's memory manager: device memory is caid's; page-locked host memory and managed memory,
-    which one process has alone, stay with Numba. Each is of a subclass that is also one of the
-    library's HostOnlyCUDAMemoryManager: that of its context.
+    which one process has alone, stay with Numba. An instance is of a subclass that also derives from
+    HostOnlyCUDAMemoryManager of its context's library.
 
     Attributes
     ----------
     memory : str
-        "device", the default; or "legacy", whose handles any process can open by CUDA alone, where the
-        pool may have such memory.
+        "device", the default; or "legacy", whose handles any process can open by CUDA alone, if the pool
+        may have such memory.
     pool : str or None
-        The pool that the blocks are leased of; None: the user's own.
+        The pool that the blocks are leased from; None: the user's own.
     block_size : int
         Bytes leased at a time, up to 2^40; 0: the arena's default.
 
     Notes
     -----
-    A subclass sets the three. Where it leaves one None, the environment is looked at when the
-    manager is made: ``CAID_NUMBA_MEMORY``, ``CAID_NUMBA_POOL``, ``CAID_NUMBA_BLOCK_SIZE``.
+    A subclass may set them. For each that is None, the environment is read when the manager is made:
+    ``CAID_NUMBA_MEMORY``, ``CAID_NUMBA_POOL``, ``CAID_NUMBA_BLOCK_SIZE``.
     """
 
     memory: str | None = None
@@ -318,7 +318,7 @@ class MemoryManager:
 
     @property
     def source(self) -> _Source:
-        """The client and arena of this manager; made where there is none."""
+        """The client and arena of this manager, which are made if there are none."""
         with self._lock:
             if self.deallocations.source is None:
                 ordinal = int(self.context.device.id)
@@ -358,14 +358,14 @@ class MemoryManager:
         Raises
         ------
         CudaAPIError
-            Out of memory: the device, a quota or a limit of caid's; or no size. The code is CUDA's
-            for that.
+            The device is out of memory, or a quota or limit of caid is reached; or `size` is not valid. The
+            code is CUDA's.
         NoDaemonError, DisconnectedError
-            Nobody is there to ask for memory, and none is left in what was leased.
+            There is no daemon to ask for memory, and none is left in the leased blocks.
         DeviceError, UnsupportedError
-            The daemon has not got the device, or no such kind of memory there.
+            The daemon does not have the device, or no such kind of memory on it.
         NotFoundError, AccessError
-            There is no such pool; it may not be written, or not have memory of the kind "legacy".
+            There is no such pool; the caller may not write it; or it may not have "legacy" memory.
         """
         limits = self._config.CUDA_DEALLOCS_COUNT, self._config.CUDA_DEALLOCS_RATIO
         try:
@@ -398,8 +398,8 @@ class MemoryManager:
         raise error
 
     def get_memory_info(self) -> Any:
-        """(free, total) bytes. What is free in the arena, and what caid keeps, counts as free.
-        Until there is an arena, the driver alone is asked."""
+        """(free, total) bytes. What is free in the arena, and what caid keeps in reserve, counts as free.
+        Until there is an arena, only the driver is asked."""
         info = self._info_of_driver()
         source = self.deallocations.source
         if source is not None:
@@ -407,16 +407,16 @@ class MemoryManager:
         return info
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """A handle for other processes. Memory of the kind "device" has a ticket, which is opened by whoever
-        imports :mod:`caid.numba` or unpickles the handle, and lasts as long as the handle or the array does
-        in this process, and for ``ticket_ttl`` of caid.conf(5) after this process has ended. "legacy" memory
-        has CUDA's handle, for any library there; whoever has it may write what lies in the same block of the
-        arena. The work of the context is waited for with a ticket.
+        """A handle for other processes. For memory of the kind "device" it is a ticket, which a process can open
+        that imports :mod:`caid.numba` or unpickles the handle. The ticket lasts as long as the handle or the array
+        does in this process, and for ``ticket_ttl`` of caid.conf(5) after this process has ended. Before it is
+        given, the work of the context is waited for. For "legacy" memory it is CUDA's handle, which any library
+        can open; a process that has it may write all that lies in the same block of the arena.
 
         Raises
         ------
         LimitError, QuotaError
-            The user has as many leases as there may be.
+            The user has reached the limit of leases.
         """
         if not self._has(memory):  # managed memory, or that of another library: Numba's way
             return super().get_ipc_handle(memory)
@@ -441,7 +441,7 @@ class MemoryManager:
         return ticket
 
     def reset(self) -> None:
-        """Ends all memory. Nothing where there is none; the next allocation makes all anew."""
+        """Ends all memory, if there is any. The next allocation makes a new client and arena."""
         try:
             super().reset()
         finally:
@@ -495,13 +495,13 @@ for _name in _DRIVERS:
 
 
 def publish(name: str, array: Any, *, metadata: Any = None, stream: Any = None) -> int:
-    """Puts an array of Numba's, also a slice of one, or a record, under a name of the manager's pool, at
-    once and without a copy, as :meth:`caid.Arena.publish`, of which these are the parameters, the result and
-    the errors. TypeError, too: it is no device array of Numba's, or caid is not the manager of its context.
-    InvalidError, too: its memory ended with cuda.close() or reset().
+    """Puts a Numba array, a slice of one, or a record, under a name of the manager's pool, at once and without
+    a copy. Parameters, result and errors are those of :meth:`caid.Arena.publish`; also TypeError: it is no
+    device array of Numba, or caid is not the manager of its context; and InvalidError: its memory ended with
+    cuda.close() or reset().
 
-    Without `stream`, the one on which it was written (0 is Numba's default stream), all work of the context
-    is waited for, whatever stream the array was made on.
+    `stream` is the one on which the array was written (0 is Numba's default stream). Without it, all work of the
+    context is waited for, whatever stream the array was made on.
     """
     context = getattr(getattr(array, "gpu_data", None), "context", None)
     if context is None:
@@ -522,8 +522,8 @@ def publish(name: str, array: Any, *, metadata: Any = None, stream: Any = None) 
 
 
 class _Described:
-    """An array as the CUDA Array Interface may tell of it, with the fields of its records. It names
-    no stream: Numba's is the one that the array was made on, whichever it was written on since."""
+    """An array's CUDA Array Interface, with the fields of its records and without a stream: Numba names the
+    one that the array was made on, whichever it was written on since."""
 
     def __init__(self, array):
         self.array = array
@@ -573,7 +573,7 @@ def _checked_size(given, size):
 
 
 def _bytes_of(text):
-    """Reads a size; None where the text is none."""
+    """The size that a text says; None if it says none."""
     digits, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS else (text, "")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 20:  # int() refuses thousands
         return None

@@ -11,10 +11,11 @@
 >>> ray.get(trainer.train.remote(ref))                # an actor of the same machine opens it: no copy
 >>> ref = caid.ray.put(a)                             # anywhere
 
-The actor that made an object keeps its arrays, by a ticket for any number of receivers, until nobody has the
-ObjectRef. A receiver has an array of its own, which it closes, or which ends with its last reference.
+The actor that made an object keeps its arrays, by a ticket for any number of receivers, until its ObjectRef
+is out of scope. A receiver has an array of its own, which ends when it is closed or has no reference left.
 
-``tensor_transport="caid"`` needs a Ray that takes tensor transports (2.60 does); :func:`put` any.
+``tensor_transport="caid"`` needs a Ray that can register tensor transports, such as 2.60; :func:`put` works
+with any.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from ._session import _default
 __all__ = ["Transport", "put"]
 
 _NAME = "CAID"
-# An actor's thread of Ray's own that does not receive: so two actors that receive from each other do not wait
-# for each other.
+# A concurrency group of Ray's own, whose thread receives nothing: so two actors that receive from each other do
+# not wait for each other.
 _SERVES = "_ray_system_error"
 
 _lock = threading.Lock()
@@ -55,10 +56,11 @@ def put(value: Any) -> ray.ObjectRef:
     """``ray.put()`` of an Array, or of anything in an arena's memory: nothing is copied until another machine
     wants it. Each ``ray.get()`` gives an array of its own.
 
-    An actor of a Ray with tensor transports keeps it itself, and `value` may be anything that has Arrays in
-    it. Elsewhere a small actor that is made on this node keeps it, and ends with the ObjectRef.
+    In an actor of a Ray with tensor transports, that actor keeps the arrays, and `value` may be anything that
+    contains Arrays. Elsewhere a small actor, which is made on this node and ends with the ObjectRef, keeps the
+    array.
 
-    TypeError: the memory is no daemon's. RayTaskError: the new actor may not open it.
+    TypeError: `value` is not in a daemon's memory. RayTaskError: the new actor may not open the array.
     """
     if register_tensor_transport and ray.get_runtime_context().get_actor_id():
         return ray.put(value, _tensor_transport=_NAME)
@@ -70,7 +72,7 @@ def put(value: Any) -> ray.ObjectRef:
 
 @ray.remote(num_cpus=0)
 class _Owner:
-    """Keeps an array. Ray ends it with its last handle: one is in the object that :func:`put` has made."""
+    """Keeps an array. Ray ends the actor with its last handle, which is in the object that :func:`put` makes."""
 
     def __init__(self, socket, reference):
         with reference.open(_default.client_of(socket)) as array:
@@ -125,7 +127,7 @@ class Transport(TensorTransportManager):
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Array]) -> _Told:
         with _lock:
-            if obj_id not in _kept:  # a task that is tried again has its object
+            if obj_id not in _kept:  # it is there if the task is repeated
                 _kept[obj_id] = _references(rdt_object)
             references = _kept[obj_id]
         actor = None
@@ -142,8 +144,8 @@ class Transport(TensorTransportManager):
         self, obj_id: str, tensor_transport_metadata: _Told, communicator_metadata: CommunicatorMetadata,
         target_buffers: list[Array] | None = None,
     ) -> list[Array]:
-        """Opens the arrays of this machine. Asks the actor that has the others for their bytes, in one
-        call."""
+        """Opens the arrays that are on this machine. Asks the actor that has the others for their bytes, in
+        one call."""
         told = tensor_transport_metadata
         with contextlib.ExitStack() as stack:
             away = [i for i, reference in enumerate(told.references) if not reference.here()]
@@ -206,7 +208,7 @@ def _value(reference):
 
 
 def _made(reference, value):
-    """An array of this machine's, dense, with these bytes."""
+    """A dense array on this machine, with these bytes."""
     with contextlib.ExitStack() as stack:
         array = stack.enter_context(_default.default_client().empty(reference.shape, reference._element()))
         array.copy_from_host(memoryview(value))

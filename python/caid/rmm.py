@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMM's memory, and so cuDF's and its like, in caid's, published under names without a copy.
+"""Memory of RMM, and so of cuDF and the like, in caid's memory, published under names without a copy.
 
 >>> import rmm, caid.rmm
 >>> mr = caid.rmm.MemoryResource()
@@ -26,7 +26,7 @@ class MemoryResource(_resource.Resource, CallbackMemoryResource):
     Parameters
     ----------
     client : Client, optional
-        :func:`caid.default_client` without it.
+        By default that of :func:`caid.default_client`.
     device : int
         CUDA ordinal; RMM uses it while that device is current.
     memory, pool, **options
@@ -35,23 +35,23 @@ class MemoryResource(_resource.Resource, CallbackMemoryResource):
     Raises
     ------
     DeviceError
-        The daemon has not got the device.
+        The daemon does not have the device.
     NotFoundError, AccessError, InvalidError
-        There is no such pool; it may not be written; there is no such kind of memory.
+        There is no such pool; the caller may not write it; there is no such kind of memory.
 
     Notes
     -----
-    Where caid has no memory left, RMM gets a MemoryError, its ``bad_alloc``, also where the reason is
-    a quota: what caid said is the cause.
+    If caid has no memory left, RMM gets a MemoryError, its ``bad_alloc``, also if the reason is a quota:
+    caid's error is its cause.
 
     It may be used from any thread. What RMM gives back is used again only when all work that the
-    device's primary context had by then is done: that of the stream that RMM names, and of all
-    others. A ``rmm.mr.PoolMemoryResource`` on top reuses memory at once, in the order of a stream,
-    and keeps what it has.
+    device's primary context had by then is done, on the stream that RMM names and on all others. A
+    ``rmm.mr.PoolMemoryResource`` on top reuses memory at once, in the order of a stream, and keeps what
+    it has.
 
     Graphs may be captured on the stream that is named: see docs/CONSUMERS.md.
 
-    It stays with its client. After a restart of the daemon, make another.
+    A resource stays with its client. After a restart of the daemon, make another.
     """
 
     def __init__(

@@ -7,8 +7,8 @@
 ...     w = torch.empty(1024, 768, device="cuda")
 >>> caid.torch.publish("weights", w)            # in any process: caid.connect().open("weights")
 
-PyTorch's caching allocator serves tensors as ever, and asks caid for its segments alone. There is
-one set-up for a process, as PyTorch calls plain C functions (docs/CONSUMERS.md).
+PyTorch's caching allocator serves tensors as usual, and asks caid for its segments only. A process has
+one set-up, since PyTorch calls plain C functions (docs/CONSUMERS.md).
 """
 
 from __future__ import annotations
@@ -63,24 +63,24 @@ def allocator(
     :class:`MemPool`, which is that.
 
     Given to ``torch.cuda.memory.change_current_allocator()``, as the first thing that is done with
-    the GPU, all tensors are in caid's memory; but then nothing is cached, and PyTorch does not look
-    whether there was any memory left: a failure is a null pointer.
+    the GPU, all tensors are in caid's memory; but then nothing is cached, and PyTorch does not check
+    whether an allocation has failed: it then uses a null pointer.
 
-    The first call sets up what this process uses. A later one may leave out what it does not care
-    for, and is refused what was set up otherwise.
+    The first call sets up what this process uses. A later call may leave arguments out; those that it
+    gives have to be as in the set-up.
 
     Parameters
     ----------
     client : Client, optional
-        Kept for the life of the process; its arrays, and so this memory, are the process's. Set up
-        without it: :func:`caid.default_client`.
+        Kept for the life of the process, as its arrays, and so this memory, are. By default that of
+        :func:`caid.default_client`.
     memory : {"device", "legacy"}, optional
-        As for :meth:`caid.Client.create`. Set up without it: "device".
+        As for :meth:`caid.Client.create`. By default "device".
     pool : str, optional
-        Where to allocate and publish. Set up without it: the caller's own.
+        Where to allocate and publish. By default the caller's own.
     **options
-        For :meth:`caid.Client.arena`: ``block_size``, ``max_pending_count``, ... Set up without
-        them, what PyTorch gives back can be used again as soon as the GPU is done with it.
+        For :meth:`caid.Client.arena`: ``block_size``, ``max_pending_count``, ... By
+        default, what PyTorch gives back can be used again as soon as the GPU is done with it.
 
     Returns
     -------
@@ -90,14 +90,14 @@ def allocator(
     Raises
     ------
     RuntimeError
-        Something that was given has been set up otherwise in this process. It is set up anew, by
-        the next call, once that client is closed or its daemon has gone.
+        An argument differs from the set-up of this process. Once that client is closed, or its daemon
+        has gone, the next call makes a new set-up.
     NoDaemonError
         Nobody listens at the socket.
     DeviceError
         The daemon has none of the devices that PyTorch sees.
     NotFoundError, AccessError, InvalidError
-        There is no such pool; it may not be written; there is no such kind of memory.
+        There is no such pool; the caller may not write it; there is no such kind of memory.
     """
     global _setup
     if memory is not None:
@@ -113,8 +113,8 @@ def allocator(
 
 
 def _the_allocator():
-    """PyTorch's allocator object. Pools of PyTorch's have a plain pointer into it, and may end after all
-    modules: so it is made once, and never freed."""
+    """PyTorch's allocator object. PyTorch's pools have a plain pointer into it, and may end after all modules:
+    so it is made once, and never freed."""
     global _allocator
     if _allocator is None:
         made = torch.cuda.memory.CUDAPluggableAllocator(
@@ -148,7 +148,7 @@ def _make_arenas(client, options):
 
 
 def _check_same(setup, client, options):
-    """Raises where an argument that was given differs from the set-up."""
+    """Raises RuntimeError if an argument that was given differs from the set-up."""
     if client is not None and client is not setup.client:
         raise RuntimeError(f"caid.torch uses {setup.client!r} in this process already")
     other = {name: value for name, value in options.items() if setup.options.get(name) != value}
@@ -163,21 +163,21 @@ class MemPool(torch.cuda.MemPool):
     Parameters
     ----------
     client, memory, pool
-        See :func:`allocator`, which also takes what the arenas have of options: call it before.
+        See :func:`allocator`, which also takes options of the arenas: call it first for these.
     **options
         Of ``torch.cuda.MemPool``: ``use_on_oom``, ``no_split``.
 
     Notes
     -----
-    Where caid has no memory left, PyTorch raises ``torch.OutOfMemoryError``, also where the reason
-    is a quota or a daemon that has gone: :func:`last_error` tells.
+    If caid has no memory left, PyTorch raises ``torch.OutOfMemoryError``, also if the reason is a quota
+    or a daemon that has gone: :func:`last_error` tells the reason.
 
-    As every ``torch.cuda.MemPool``, one is of the device that is current when it is made, keeps
-    what its tensors leave for other tensors of its own, and gives it back when it and its tensors
-    are gone.
+    As every ``torch.cuda.MemPool``, it is of the device that is current when it is made. It keeps
+    memory that its tensors leave for its later tensors, and gives it back when it and its tensors are
+    gone.
 
-    A pool whose daemon has gone can be used on once the next call of this or of :func:`allocator`
-    has set up anew: what it allocates from then on is the new daemon's.
+    A pool whose daemon has gone works again when the next call of this or of :func:`allocator` has made
+    a new set-up: what it allocates from then on is the new daemon's.
     """
 
     def __init__(
@@ -192,19 +192,19 @@ class MemPool(torch.cuda.MemPool):
 
 
 def last_error() -> Error | None:
-    """The error of the last allocation, or free, that has failed since the previous call; None where none
-    has. PyTorch itself does not get the reason."""
+    """The error of the last allocation or free that has failed since the previous call, or None. PyTorch does
+    not get the reason."""
     return _caid.torch_error()
 
 
 def arena(device: Any = None) -> _arena.Arena:
-    """The arena of a device, by PyTorch's word for it: for its figures, and ``trim()``. Without
-    one, of the current device.
+    """The arena of a device, for its figures and ``trim()``. `device` is what PyTorch takes for one; by default
+    the current device.
 
     Raises
     ------
     DeviceError
-        Nothing is allocated there: see allocator().
+        There is no arena on that device: see allocator().
     """
     ordinal = _ordinal(device)
     found = _arena_of(ordinal)
@@ -234,13 +234,11 @@ def publish(
     name: str, tensor: torch.Tensor, *, stream: Any = None, metadata: Any = None
 ) -> int:
     """Puts a tensor that was made in a :class:`MemPool`, or a view of one, under a name of its pool, at
-    once and without a copy, as :meth:`caid.Arena.publish`, of which these are the parameters, the result
-    and the errors. ValueError, too: the tensor lies elsewhere; TypeError: it is not dense, or of a type
-    that cannot be told.
+    once and without a copy. Parameters, result and errors are those of :meth:`caid.Arena.publish`; also
+    ValueError: the tensor lies elsewhere; and TypeError: it is not dense, or caid lacks its type.
 
-    Who opens the name sees the tensor's memory: what is written to it later, too. That is used for nothing
-    else meanwhile, also when this process exits. Without `stream`, PyTorch's current stream of the tensor's
-    device is waited for.
+    Readers share the tensor's memory, and see later writes. It is used for nothing else meanwhile, even after
+    this process has exited. Without `stream`, PyTorch's current stream of the tensor's device is waited for.
     """
     shown = _Shown(tensor)
     arena = _arena_with(tensor)
@@ -289,8 +287,8 @@ _ELEMENTS = {
 
 
 class _Shown:
-    """A tensor as the CUDA Array Interface shows it. It keeps the tensor's memory, which PyTorch's
-    own interface does not show where a gradient is wanted."""
+    """A tensor's CUDA Array Interface, which keeps the tensor's memory. PyTorch's own refuses tensors that
+    require a gradient."""
 
     __slots__ = ("__cuda_array_interface__", "_caid_element", "tensor")
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storages: fields on the host and on a device, with a halo, a layout and an alignment, whose side that
-is used is brought up to date before (GDP-3 of GT4Py; docs/STORAGE.md).
+"""Storages: fields on the host and on a device, with a halo, a layout and an alignment. A side is brought up
+to date before it is used (GDP-3 of GT4Py; docs/STORAGE.md).
 
 >>> import caid.storage
 >>> u = caid.storage.zeros((128, 128, 80), halo=(3, 3, 0), defaults="gt:gpu")
@@ -9,7 +9,7 @@ is used is brought up to date before (GDP-3 of GT4Py; docs/STORAGE.md).
 ...     kernel[grid, block](u_)                           # on the device, after a copy
 >>> u[3, 3, 0]                                            # and back
 
-Needs NumPy. CuPy, where it is there, computes what is set by advanced indexing on a device.
+Needs NumPy. If CuPy is installed, it sets elements by advanced indexing on a device.
 """
 
 try:

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _FALLBACK = _layout.Parameters._field_defaults
-_WHICH = "data and device_data: sync_state is to say which of them is up to date"
+_WHICH = "data and device_data: sync_state has to say which of them is up to date"
 
 
 def _parameters(shape, dtype, given, found):
@@ -55,50 +55,50 @@ def empty(shape: Sequence[int], dtype: Any = numpy.float64, **options: Any) -> S
     shape : sequence of int
     dtype : numpy.dtype or what it takes
     aligned_index : sequence of int, optional
-        The point that is aligned: without it the first one inside of the halo.
-    alignment_size : int
-        The address of that point is a multiple of it, bytes; so are those of the points in the rows after
-        it. 1 without.
+        The point that is aligned; by default the first one inside the halo.
+    alignment_size : int, optional
+        Bytes: the address of that point is a multiple of it, and so are those of the same points in later
+        rows. 1 by default.
     defaults : str, optional
-        A preset: "C", "F", one of GT4Py's backends, or one of register_defaults(). It counts where
-        nothing is given, before the data.
+        A preset: "C", "F", one of GT4Py's backends, or one of register_defaults(). It gives parameters that
+        the call does not give, before those of the data.
     device : {None, "gpu"}
-        Whether there is a buffer that a device reaches.
+        "gpu": there is a buffer that a device reaches.
     dims : sequence of str, optional
-        What the dimensions mean, "I", "J", "K", "0", "1", ...: for the layouts of presets. Without it
-        in this order.
+        What the dimensions mean, for the layouts of presets; by default "I", "J", "K", "0", "1", ... in this
+        order.
     halo : int, or sequence of int or (int, int), optional
-        Points at the start and the end of each dimension that are not of the domain: one int for all of
-        them, or for each dimension one, or two.
+        Points at the start and the end of each dimension that are outside the domain: one int for all
+        dimensions, or one or two for each.
     layout : sequence of int, optional
-        For each dimension the place of its stride among all, in falling order.
+        For each dimension the rank of its stride: 0 is the largest.
     managed : {"gt4py", None, "cuda"}
-        With a device: two buffers that this process synchronises; one, of the device; managed memory.
+        With a device: "gt4py", two buffers that this process synchronises; None, one buffer, on the device;
+        "cuda", managed memory.
     client : Client, optional
-        :func:`caid.default_client` without it, where there is memory of a device.
+        By default that of :func:`caid.default_client`, if memory of the daemon is needed.
     name : str, optional
-        It is published under this name, which must be free, when it has its contents: see
+        The storage is published under this name, which must be free, when it has its contents: see
         :meth:`Storage.publish`. Memory of the host is page-locked then.
     pool : str, optional
-        Whose memory it is.
+        The pool of its memory.
 
     Raises
     ------
     InvalidError
-        Shape, dtype or an option is none.
+        The shape, the dtype or an option is not valid.
     ExistsError
         The name is taken.
     UnsupportedError
         A name for managed memory, which CUDA does not share.
     TypeError
-        Another keyword argument.
+        There is another keyword argument.
     """
     return full(shape, ..., dtype, **options)
 
 
 def _new(made, contents):
-    """A new storage with these contents, or those that a function of NumPy's makes; published, where it has a
-    name."""
+    """A new storage with these contents, or with what a function of NumPy makes; published if it has a name."""
     new = make(made, *allocate(made))
     if callable(contents):  # the zero of "S3" is not 0, and "V3" takes no number
         contents = contents((), made.dtype)
@@ -158,22 +158,22 @@ def storage(
     Parameters
     ----------
     data, device_data : array_like, optional
-        On either side; one of them is enough. With `device_data` the storage has a device unless that is
-        given. Without any the contents are undefined, and `shape` is needed.
+        Data on the host, and on a device; one of them is enough. With `device_data` the storage has a device,
+        unless `device` is given. Without both the contents are undefined, and `shape` is needed.
     dtype : optional
-        That of the data without it, else float64.
+        By default the data's, or else float64.
     copy : bool
         False is :func:`as_storage`.
     sync_state : SyncState, optional
-        Of two buffers, which one is up to date: that is copied.
+        Says which of two buffers is up to date: that one is copied.
     options
-        See :func:`empty`. What is not given, and not of the preset, is that of the data.
+        See :func:`empty`. Options that neither the call nor the preset gives are those of the data.
 
     Raises
     ------
     InvalidError
-        The data has another `shape`; both are given, and not of one shape and type, or not which of them
-        is up to date.
+        The data has another `shape`; or both buffers are given, but they differ in shape or type, or
+        `sync_state` is not given.
     """
     if data is None and device_data is None:
         if shape is None:
@@ -228,7 +228,7 @@ def _shown(source):
 
 
 def _parameters_of(source, shown, shape, dtype, given, data=None, device_data=None):
-    """_parameters() for data, whose shape is fixed. Their type counts where none is given."""
+    """_parameters() for data, whose shape is fixed, and whose type is the default."""
     if shape is not None and _layout.extents(shape) != tuple(shown.shape):
         raise invalid(f"shape {shape}: the data has {tuple(shown.shape)}")
     found = _found(source, shown)
@@ -257,28 +257,28 @@ def as_storage(
     data: Any = None, device_data: Any = None, *, sync_state: SyncState | None = None,
     dtype: Any = None, shape: Sequence[int] | None = None, **options: Any
 ) -> Storage:
-    """A storage over memory that is there. Nothing is copied now; of a storage whose both sides are
-    managed by software, a side that is not given is allocated.
+    """A storage over existing memory. Nothing is copied now. If both sides are managed by software, a side
+    that is not given is allocated.
 
     Parameters
     ----------
     data : array_like, optional
-        A buffer of the host, or what has one; with no other also one of a device.
+        A buffer on the host, or an object that has one; without `device_data` also one on a device.
     device_data : array_like, optional
-        A buffer of a device, or what has one.
+        A buffer on a device, or an object that has one.
     sync_state : SyncState, optional
-        Which of two is up to date. Of buffers that were taken from a storage it is that storage's own.
+        Says which of two buffers is up to date. For buffers of another storage it is that storage's own.
     options
-        See :func:`empty`: they are held against what the buffers are.
+        See :func:`empty`. The buffers have to be as they say.
 
     Raises
     ------
     InvalidError
-        The buffers are not as the options say, or not of one shape and type; both are given, and not
-        which of them is up to date, or a storage of one is asked for; the one that is up to date is not
-        given; they are of another storage, and the sync state is not its own.
+        The buffers are not as the options say, or differ in shape or type; both are given, but
+        `sync_state` is not, or the options ask for one buffer; the buffer that is up to date is not given;
+        the buffers are another storage's, but the sync state is not.
     TypeError
-        `data` is no array in memory: a list, say.
+        `data` is no array in memory, but a list, for example.
     """
     if options.get("name") is not None:
         raise unsupported("name: as_storage() takes memory as it is; storage(x, name=...) copies it")
@@ -302,7 +302,7 @@ def as_storage(
 
 
 def _side(x, device):
-    """The NumPy array, or the Array, that something has on that side; None where it has none."""
+    """The NumPy array, or the Array, that an object has on that side; None if it has none."""
     if isinstance(x, Storage):
         return x._host if device is None else x._array
     if x is None or (device is None and isinstance(x, numpy.ndarray)):
@@ -377,21 +377,21 @@ def open(
     ----------
     name : str
     mode : {"r", "rw"}
-        With "r" nothing is written, also not to bring a side up to date: one that is out of date is read
-        from a copy of this process's own.
+        With "r" nothing is written, not even to bring a side up to date: a side that is out of date is read
+        from a private copy.
     pool, generation : optional
         As of :meth:`caid.Client.open`, with its errors.
     copy : bool
-        False: StaleError in place of such a copy.
+        False: StaleError instead of such a copy.
     client : Client, optional
-        :func:`caid.default_client` without it.
+        By default that of :func:`caid.default_client`.
 
     Raises
     ------
     InvalidError
         The array under that name is no storage, or one of another version.
     CorruptError
-        What it says of itself cannot be: the message names its creator.
+        Its metadata are impossible: the message names its creator.
     """
     client = client or _default.default_client()
     with client.open(name, mode, pool=pool, generation=generation) as root:

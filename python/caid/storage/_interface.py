@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consumer of the data interface: fields of any library, used on one device."""
+"""Fields of any library, used on one device by their data interfaces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def interface_of(obj: Any) -> dict[str | None, dict[str, Any]]:
     """The dicts by which an object describes its buffers: ``__gt_data_interface__``, else the array
     interfaces. TypeError: it has none of them; InvalidError: they describe no buffer."""
     if isinstance(obj, _array.Array) and obj.memory in ("device", "legacy"):
-        return {"gpu": attribute(obj, "__cuda_array_interface__")}  # the software driver's are seen by the host, too
+        return {"gpu": attribute(obj, "__cuda_array_interface__")}  # the software driver's are visible to the host, too
     described = attribute(obj, "__gt_data_interface__")
     if described is None:
         names = (None, "__array_interface__"), ("gpu", "__cuda_array_interface__")
@@ -56,11 +56,10 @@ def array_of(obj: Any, device: str | None, described: dict[str, Any]) -> Any:
 
 
 class ForeignField:
-    """An object that is used on one device, while the block runs: a NumPy array (None), or an Array
-    ("gpu").
+    """A block in which an object is used on one device: as a NumPy array (None), or as an Array ("gpu").
 
-    Where it has a buffer on the other side alone, that is copied, and copied back if it was written
-    and nothing failed.
+    If the object only has a buffer on the other side, that is copied, and copied back if it was written and
+    nothing failed.
     """
 
     __slots__ = ("obj", "device", "writes", "array", "_described", "_original")
@@ -94,7 +93,7 @@ class ForeignField:
             self.release()
 
     def touch(self, *, failed: bool) -> None:
-        """After all computations: says what was written."""
+        """Reports, after all computations, what was written."""
         if not self.writes or (failed and self._original is not None):
             return
         if self._original is not None and self.device is None:
@@ -132,24 +131,24 @@ class Fields:
         with caid.storage.fields(read=[u], write=[v], device="gpu", stream=s) as (u_, v_):
             kernel[grid, block, s](u_, v_)
 
-    Entering brings the side that is used up to date ("acquire"), of all fields; leaving says what was
-    written ("touch"), then that it is over ("release"), also by an exception.
+    Entering brings the used side of all fields up to date ("acquire"). Leaving, also by an exception, reports what
+    was written ("touch"), and then the end of the use ("release").
 
     Parameters
     ----------
     read, write : iterable of objects
-        What is read; what is written, or both.
+        Fields that are read; fields that are written, or both.
     device : {None, "gpu"}
-        Where: the block gets NumPy arrays, or caid arrays, those of `read` first.
+        The block gets NumPy arrays (None) or caid arrays ("gpu"), those of `read` first.
     stream : int or stream object, optional
-        Where the device's work is enqueued, after what caid knows of on others. What has to be copied
-        there is copied on it, and what is on it at the end is known to be work on these fields. Without
-        it the legacy default stream.
+        The stream of the device's work; by default the legacy default stream. It waits for the work on other
+        streams that caid knows of. Copies to the device are made on it, and what is on it at the end counts
+        as work on these fields.
 
-    A field that has a buffer on the other side alone is copied, which a RuntimeWarning tells, and copied back
-    if it was written and the block did not fail.
+    A field that only has a buffer on the other side is copied, with a RuntimeWarning, and copied back if it was
+    written and the block did not fail.
 
-    In the block :attr:`domain` and :attr:`origins` say where to compute, by the halos of the fields.
+    In the block, :attr:`domain` and :attr:`origins` say where to compute, by the halos of the fields.
     """
 
     __slots__ = ("_read", "_write", "_device", "_stream", "_arrays", "_foreign", "_used")
@@ -191,8 +190,8 @@ class Fields:
 
     @property
     def domain(self) -> dict[str, int]:
-        """dict of str to int: of "I", "J" and "K" the points that are inside of the halos of all fields that
-        have this dimension. Fields have the "dims" of their data interface, else I, J, K in this order."""
+        """dict of str to int: for "I", "J" and "K" how many points are inside the halos of all fields that have
+        this dimension. Fields have the "dims" of their data interface, else I, J, K in this order."""
         found: dict[str, int] = {}
         for dims, inside in self._insides():
             for dim, points in zip(dims, inside):
@@ -201,7 +200,7 @@ class Fields:
 
     @property
     def origins(self) -> tuple[tuple[int, ...], ...]:
-        """tuple of tuple of int: of each field the first point inside of its halo."""
+        """tuple of tuple of int: for each field the first point inside its halo."""
         return tuple(tuple(points.start for points in inside) for _, inside in self._insides())
 
     def _insides(self):
@@ -233,7 +232,7 @@ class Fields:
             self._release()
 
     def _note(self, stream):
-        """Notes what is on the stream by now as work on the memory of all fields. Foreign fields are touched
+        """Notes that what is on the stream now is work on the memory of all fields. Foreign fields are touched
         when that work is done."""
         memories = [array._memory for array in self._arrays]
         _pending.note(memories, stream)
@@ -247,7 +246,7 @@ class Fields:
             self._arrays, self._foreign, self._used = (), [], []
 
     def _leave(self, what):
-        """Makes a call for each foreign field, also where it fails for some."""
+        """Calls what() for each foreign field, even if it fails for some."""
         if self._foreign:
             with contextlib.ExitStack() as stack:
                 for field in self._foreign:
@@ -261,8 +260,8 @@ fields = Fields
 
 
 def data_interface(data_array: Any) -> dict[str | None, dict[str, Any]]:
-    """``DataArray.__gt_data_interface__``: that of its data, with its dims. InvalidError: the data's own dims
-    are others; AttributeError: it has none of the interfaces."""
+    """``DataArray.__gt_data_interface__``: the data's, with the DataArray's dims. InvalidError: the data's own
+    dims differ; AttributeError: the data has none of the interfaces."""
     dims = tuple(map(str, data_array.dims))
     try:
         described = interface_of(data_array.data)
@@ -275,8 +274,8 @@ def data_interface(data_array: Any) -> dict[str | None, dict[str, Any]]:
 
 
 def _register(xarray):
-    # A property, as an accessor of xarray's own would keep the first dict. Who registers another one
-    # under this name replaces it, and is warned by xarray.
+    # A property, since an accessor of xarray would keep the first dict. xarray warns whoever registers an
+    # accessor of this name, which replaces the property.
     if not hasattr(xarray.DataArray, "__gt_data_interface__"):
         xarray.DataArray.__gt_data_interface__ = property(data_interface)
 

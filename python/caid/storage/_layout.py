@@ -21,8 +21,8 @@ AXES = "IJK"
 
 
 def _backend(axes, device=None, *, points=1, data_falls=False):
-    """A preset in which strides fall from the dimensions of data ("0", "1", ..., or the other way round) to
-    these axes, wherever each of them stands. Every so many points one is aligned."""
+    """A preset: strides fall from the dimensions of data ("0", "1", ..., or in reverse with `data_falls`) to
+    these axes, whatever their order in the shape. The alignment is that of so many points."""
 
     def layout(dims):
         data = sorted(set(dims) - set(AXES), key=int, reverse=data_falls)
@@ -36,7 +36,7 @@ def _preset(layout, alignment_size, device):
     return {"layout": layout, "alignment_size": alignment_size, "device": device}
 
 
-# What `defaults` names: parameters where none are given, the layout as a function of the dims.
+# The presets that `defaults` names: default parameters, and the layout as a function of the dims.
 _presets: dict[str, dict[str, Any]] = {
     "C": {"layout": lambda dims: range(len(dims))},
     "F": {"layout": lambda dims: range(len(dims))[::-1]},
@@ -58,7 +58,7 @@ def register_defaults(
     name: str, layout: Callable[[Sequence[str]], Sequence[int]], *, alignment_size: int = 1,
     device: str | None = None,
 ) -> None:
-    """Makes a preset known that ``defaults=name`` takes, or puts one in the place of another.
+    """Registers a preset for ``defaults=name``, or replaces one.
 
     `layout` is called with the dims of a storage, such as ("I", "J", "0"), and gives its layout;
     `alignment_size` is bytes, `device` None or "gpu".
@@ -96,8 +96,7 @@ class Parameters(NamedTuple):
 
 
 def checked(p: Parameters) -> Parameters:
-    """The parameters in the form that is kept. Raises InvalidError, and TypeError for a value of another
-    type."""
+    """The parameters in their final form. Raises InvalidError, and TypeError for a value of another type."""
     shape, dtype = extents(p.shape), numpy.dtype(p.dtype)
     if dtype.hasobject or dtype.subdtype or not dtype.itemsize:
         raise invalid(f"dtype {dtype}: no type of a storage's points")
@@ -128,7 +127,7 @@ def _alignment(value):
 
 
 def dims(value: Sequence[str] | None, ndim: int) -> tuple[str, ...]:
-    """The dims as a tuple; without any they are I, J, K, then "0", "1", and so on."""
+    """The dims as a tuple; by default I, J, K, then "0", "1", and so on."""
     if value is None:
         return (*AXES[:ndim], *map(str, range(ndim - len(AXES))))
     value = tuple(value)
@@ -139,7 +138,7 @@ def dims(value: Sequence[str] | None, ndim: int) -> tuple[str, ...]:
 
 
 def halo_of(value: int | Sequence[Any] | None, shape: tuple) -> tuple[tuple[int, int], ...]:
-    """The halo as pairs, from ints and pairs, or an int for all dimensions; without any (0, 0)."""
+    """The halo as pairs, from ints and pairs, or from an int for all dimensions; by default (0, 0)."""
     if value is None:
         return ((0, 0),) * len(shape)
     with contextlib.suppress(TypeError, ValueError):
@@ -155,7 +154,7 @@ def _pair(value):
 
 
 def _aligned_index(value, halo, shape):
-    """The index as a tuple; without any that of the first point inside of the halo."""
+    """The index as a tuple; by default that of the first point inside the halo."""
     if value is None:
         return tuple(start for start, _ in halo)
     value = _geometry.dims("aligned_index", value)
@@ -182,8 +181,8 @@ def has_layout(shape: tuple, strides: tuple, layout: tuple) -> bool:
 
 
 def padded_strides(shape: tuple, itemsize: int, layout: tuple, alignment: int) -> tuple[tuple, int]:
-    """(strides, bytes of it all), each row in the dimension of the smallest stride as long as keeps the
-    next one aligned."""
+    """(strides, bytes of all points). Each row, in the dimension of the smallest stride, is padded so that the
+    next one is aligned."""
     strides, step = [0] * len(shape), itemsize
     for nth, axis in enumerate(sorted(range(len(shape)), key=layout.__getitem__, reverse=True)):
         strides[axis] = step
@@ -203,7 +202,7 @@ def lead(address: int, index: tuple, strides: tuple, alignment: int) -> int:
 
 
 def halo_of_view(halo: tuple, shape: tuple, key: tuple) -> tuple[tuple[int, int], ...]:
-    """What basic indexing leaves of a halo; `key` names every dimension."""
+    """The part of a halo that basic indexing leaves; `key` has every dimension."""
     axes = iter(zip(halo, shape))
     left = ((0, 0) if each is None else _halo_along(*next(axes), each) for each in key)
     return tuple(pair for pair in left if pair is not None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of storages, aligned: new, or that of a name."""
+"""The memory of storages: new, or opened by name."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from . import _layout
 from ._shared import Shared, described, impossible
 from ._sync import SyncState, address_of
 
-_HEADER = 512  # bytes before the host's buffer, where there are two buffers; the sync state lies in the first of them
+_HEADER = 512  # bytes before the host's buffer if there are two buffers; the first of them are the sync state
 
 
 def allocate(p: _layout.Parameters) -> tuple:
-    """Allocates a storage's buffers, with undefined contents: (NumPy array or None, Array or None), and for
-    memory of the daemon's (SyncState of the two, Shared)."""
+    """Allocates a storage's buffers, with undefined contents: (NumPy array or None, Array or None), and for the
+    daemon's memory also (SyncState of the two or None, Shared)."""
     is_cuda = p.device is not None and p.managed == "cuda"
     if is_cuda and p.name is not None:
         raise unsupported(
@@ -48,7 +48,7 @@ def allocate(p: _layout.Parameters) -> tuple:
 
 
 def opened(array: Any, may_copy: bool) -> tuple:
-    """(Parameters, and what allocate() gives) of an array that was opened by name. CorruptError: its metadata
+    """(Parameters, and what allocate() gives) for an array that was opened by name. CorruptError: its metadata
     do not fit its memory."""
     made, leads = described(array)
     companion = None if made.managed is None else _companion(array)
@@ -118,7 +118,7 @@ def _strides(p):
 
 
 def _alignment(p):
-    """The least alignment that suits both what is asked for and the type."""
+    """The least common multiple of the alignments of the parameters and of the type."""
     return math.lcm(p.alignment_size, p.dtype.alignment)
 
 

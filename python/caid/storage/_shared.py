@@ -20,12 +20,12 @@ from ._sync import SyncState, address_of
 
 _KEY, _VERSION = "caid.storage", 1  # of metadata
 _KEPT = _layout.Parameters._fields[:8]  # the parameters in the metadata; the others are of this process
-_ALIGNMENT_MAX = 2 << 20  # of addresses that are others in each process: caid_array_create()
+_ALIGNMENT_MAX = 2 << 20  # bytes: what mappings have in every process: caid_array_create()
 
 
 class Shared:
-    """The daemon's memory that a storage lies in, which a name stands for: bytes of a device, bytes that the
-    host reaches, or both. Of two, the second is the companion of the first."""
+    """The daemon's memory that a storage lies in, and that its name stands for: bytes on a device, bytes that
+    the host reaches, or both; then these are the companion of those."""
 
     __slots__ = (
         "made", "host", "device", "leads", "raw", "whole", "arrays", "client", "readonly", "is_public", "may_copy",
@@ -64,8 +64,8 @@ class Shared:
         )
 
     def copying(self, stream: Any, modified: int, timeout: float | None) -> Any:
-        """A Bracket for a copy from the modified side. If its process is killed, the other side is abandoned,
-        and the next copy writes it."""
+        """A Bracket for a copy from the modified side. If the process is killed meanwhile, the other side is
+        abandoned, and the next copy writes it."""
         sides = (self.host,), (self.device,)
         source, target = sides if modified == SyncState.SYNC_HOST_DIRTY else sides[::-1]
         return _bracket.of_client(self.client, source, target, stream, timeout)
@@ -99,11 +99,11 @@ class Shared:
             metadata["managed"] = None
         return _metadata.encode({_KEY: _VERSION, **metadata})
 
-    # --- of mode "r" ------------------------------------------------------------------------
+    # --- mode "r" ---------------------------------------------------------------------------
 
     def read(self, sync: SyncState, side: Any) -> Any:
-        """A view of one side. Where that side is out of date, a view of an up-to-date copy; StaleError where
-        that may not be made."""
+        """A view of one side or, if that is out of date, of an up-to-date copy; StaleError if no copy may be
+        made."""
         is_host = isinstance(side, numpy.ndarray)
         stale = SyncState.SYNC_DEVICE_DIRTY if is_host else SyncState.SYNC_HOST_DIRTY
         if sync.state != stale:
@@ -137,7 +137,7 @@ def _on_device(host, shared):
 
 
 def _alike(side, copy, sync):
-    """The view into a copy of the bytes that corresponds to a view of the bytes."""
+    """The view of a copy that corresponds to `side`, a view of the original."""
     if isinstance(side, numpy.ndarray):
         at = address_of(side) - address_of(sync._host)
         return numpy.ndarray(side.shape, side.dtype, copy, at, side.strides)
@@ -185,8 +185,8 @@ def _checked(metadata):
 class StorageBracket:
     """A bracket around a storage: what ``read()`` and ``write()`` give. See :class:`caid.Bracket`.
 
-    One that writes is around both buffers. One that reads is around that which is used, and so keeps away all
-    who write the storage; the other side may be brought up to date meanwhile.
+    A bracket that writes is around both buffers. One that reads is around the buffer that is used, which
+    excludes all brackets that write the storage; the other side may be brought up to date meanwhile.
     """
 
     __slots__ = ("_storage", "_shared", "_write", "_stream", "_device", "_timeout", "_bracket", "_views")
@@ -216,7 +216,7 @@ class StorageBracket:
         return self._views[0] if used is self._storage._array else used
 
     def _begin(self, timeout):
-        """Begins the bracket. False where somebody has modified the other side meanwhile."""
+        """Begins the bracket, unless the other side was modified, or its copy abandoned, meanwhile."""
         storage, shared = self._storage, self._shared
         may_copy = not self._write and not shared.readonly
         if may_copy:
@@ -227,7 +227,7 @@ class StorageBracket:
         except AbandonedError:
             if not may_copy or storage._sync is None or storage._sync.state:
                 raise
-            storage._bring(self._device, 0, timeout, force=True)  # a process was killed when it had copied
+            storage._bring(self._device, 0, timeout, force=True)  # a process was killed after its copy, in the bracket
             return
         self._bracket = bracket
         if self._write:
@@ -243,7 +243,7 @@ class StorageBracket:
             return (), tuple(array for array in (device, host) if array is not None)
         is_on_device = self._device is not None
         if self._shared.readonly and self._storage._is_stale(self._device):
-            is_on_device = not is_on_device  # of the copy
+            is_on_device = not is_on_device  # the side that is copied
         return (device if is_on_device else host,), ()
 
     def _give_up(self):

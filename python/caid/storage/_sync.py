@@ -21,8 +21,8 @@ _lock = threading.Lock()
 
 
 class SyncState:
-    """Which of two buffers is modified: one for all storages that look at them, also in other processes
-    where the storage has a name. It keeps the buffers."""
+    """Which of two buffers is modified. All storages over these buffers share one, also in other processes if
+    the storage has a name. It keeps the buffers."""
 
     SYNC_CLEAN = 0
     SYNC_HOST_DIRTY = 1
@@ -43,8 +43,8 @@ class SyncState:
 
     @property
     def state(self) -> int:
-        """int: SYNC_CLEAN, SYNC_HOST_DIRTY or SYNC_DEVICE_DIRTY. Setting it says so of all the buffer.
-        CorruptError: another process has written what is no state."""
+        """int: SYNC_CLEAN, SYNC_HOST_DIRTY or SYNC_DEVICE_DIRTY. Setting it marks all of a buffer.
+        CorruptError: another process has written another value."""
         return _caid.sync_load(self._words)[0]
 
     @state.setter
@@ -63,8 +63,8 @@ class SyncState:
         return f"<caid.storage.SyncState SYNC_{name}>"
 
     def _bind(self, host, device, shared=None):
-        """Binds the state to a NumPy array and an Array of one shape. Where both lie in the daemon's memory,
-        they have one layout, and the words of the state lie there, too."""
+        """Binds the state to a NumPy array and an Array of one shape. With `shared`, both lie in the daemon's
+        memory and have one layout, and the words of the state lie there, too."""
         self._host, self._device, self._shared = host, device, shared
         if shared is not None:
             self._words = memoryview(numpy.asarray(shared.host))[: len(self._words)]
@@ -73,20 +73,20 @@ class SyncState:
         return self
 
     def _part_of(self, view):
-        """The range of bytes, counted from the first point, that a view of the host's buffer covers."""
+        """The bytes, counted from the first point, that a view of the host's buffer covers: (start, end)."""
         low, high = _span(view)
         start = address_of(self._host)
         return low - start, high - start
 
     def _are_of_same_points(self, host, device):
-        """Whether views of the two buffers are of the same points. It is known where the buffers have one
-        layout."""
+        """Whether views of the two buffers are of the same points. That is known only if the buffers have one
+        layout; else True."""
         at = address_of(host) - address_of(self._host), address_of(device) - address_of(self._device)
         return self._shared is None or (at[0] == at[1] and host.strides == device.strides)
 
     def _modify(self, state, part):
-        """Records that a part of one side was modified. Modifications that only the other side had are given
-        up: this side counts as a whole."""
+        """Records that a part of one side was modified. If the other side had modifications that were not
+        copied, they are given up, and all of this side counts as modified."""
         if self._shared is not None:
             self._shared.check_writable()
         with self._books:
@@ -111,13 +111,13 @@ class SyncState:
         return self._shared is not None and self._shared.is_public
 
     def _in_turn(self):
-        """A block in which no other thread copies. For a storage with a name brackets see to that, since no
-        lock is held over a wait for a bracket."""
+        """A block in which no other thread copies. For a storage with a name brackets ensure that: no lock may
+        be held while a bracket is waited for."""
         return contextlib.nullcontext() if self._is_public else self._turn
 
     def _copy(self, modified, force, stream, timeout=None):
-        """Copies from the side that `modified` names to the other: what was modified there, or by `force`
-        all. Without a stream the copy is done on return. timeout: for the wait for others."""
+        """Copies what was modified from the side that `modified` names to the other, or all by `force`. Without
+        a stream the copy is done on return. timeout: of the wait for others' brackets."""
         shared = self._shared
         if not self._is_public or shared.is_writing:
             with self._turn:
@@ -155,8 +155,8 @@ class SyncState:
             self._on_host = mark
 
     def _when_there(self, stream, side, version=0):
-        """Has the state changed when the stream reaches this point: that side was modified; SYNC_CLEAN: both
-        are equal up to that version."""
+        """Enqueues on the stream that the state changes: that side was modified, or, with SYNC_CLEAN, both are
+        equal up to that version."""
         device = max(self._device._memory.mapped_device, 0)
         _stream.of(stream, self._shared.client, device)._sync_change(self._words, side, version)
 
@@ -173,7 +173,7 @@ class SyncState:
         return [side if part is None else side[slice(*part)] for side in self._shared.raw]
 
     def _settle(self):
-        """Waits until the last copy that was given a stream is done with the host's buffer."""
+        """Waits until the last copy on a stream is done with the host's buffer."""
         mark = self._on_host
         if mark is not None:
             mark.synchronize()
@@ -192,7 +192,7 @@ def _span(side):
 
 
 def state_of(host: Any, device: Any) -> SyncState | None:
-    """The SyncState whose buffers these are, or of which one is a part; None where there is none."""
+    """The SyncState that has a buffer which one of these overlaps, or None."""
     with _lock:
         states = [state for state in _bound if not state._device.closed]
     for state in states:

@@ -36,11 +36,11 @@ class NoSuchBufferError(AttributeError, TypeError):
 @attributes
 class Storage(NotCompared):
     """An n-dimensional field, on the host, on a device or on both, with a halo: what :func:`empty`,
-    :func:`storage` and the others give. It is no ndarray, and computes nothing itself: hand its buffers
-    to who does, by :func:`fields`, or one side by ``to_numpy()``, ``to_cupy()`` and the interfaces.
+    :func:`storage` and the others give. It is no ndarray, and computes nothing itself: pass its buffers to
+    code that does, by :func:`fields`, or one side by ``to_numpy()``, ``to_cupy()`` and the interfaces.
 
-    A door that gives a buffer to be written says that it is modified; where one is kept and written
-    later, say so (``set_host_modified()``, ``set_device_modified()``).
+    Whatever gives a buffer "to be written" marks it as modified. If the buffer is kept and written later, call
+    ``set_host_modified()`` or ``set_device_modified()``.
     """
 
     __slots__ = ("_sync", "_host", "_array", "_halo", "_made", "_part", "_shared", "__weakref__")
@@ -57,7 +57,7 @@ class Storage(NotCompared):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """tuple of int: extents, halo and all."""
+        """tuple of int: extents, with the halo."""
         return self._side.shape
 
     @property
@@ -80,8 +80,8 @@ class Storage(NotCompared):
 
     @property
     def halo(self) -> tuple[tuple[int, int], ...]:
-        """tuple of (start, end): points at each side that are not of the domain. Ints may be set, too;
-        what is aligned stays."""
+        """tuple of (start, end): points at each end that are outside the domain. Ints may be set, too. Setting
+        it does not change the alignment."""
         return self._halo
 
     @halo.setter
@@ -90,12 +90,12 @@ class Storage(NotCompared):
 
     @property
     def __gt_origin__(self) -> tuple[int, ...]:
-        """tuple of int: the first point inside of the halo, where a stencil of GT4Py's begins."""
+        """tuple of int: the first point inside the halo, where a stencil of GT4Py begins."""
         return tuple(start for start, _ in self._halo)
 
     @property
     def device(self) -> str | None:
-        """str or None: "gpu" where there is a buffer that a device reaches."""
+        """str or None: "gpu" if there is a buffer that a device reaches."""
         return None if type(self) is CPUStorage else "gpu"
 
     @property
@@ -118,7 +118,7 @@ class Storage(NotCompared):
     # --- buffers ----------------------------------------------------------------------------
 
     def _use(self, device, *, write=False, stream=0):
-        """The buffer of one side, up to date, to be read, or also written."""
+        """The up-to-date buffer of one side, to be read, and with `write` to be written."""
         side = self._host if device is None else self._array
         if side is None:
             where = "the host" if device is None else "a device"
@@ -126,15 +126,14 @@ class Storage(NotCompared):
         return side
 
     def _give(self, device, make):
-        """What `make` gives for the buffer of one side, to be written. If it fails, nothing counts as
-        modified."""
+        """make() of the buffer of one side, to be written. If make() fails, nothing is marked as modified."""
         made = make(self._use(device))
         self._use(device, write=True)
         return made
 
     @property
     def _newer(self):
-        """The side that is up to date: the device's where both are."""
+        """The side that is up to date; "gpu" if both are."""
         is_stale = self._sync is not None and self._sync.state == SyncState.SYNC_HOST_DIRTY
         return None if is_stale or self._array is None else "gpu"
 
@@ -168,8 +167,8 @@ class Storage(NotCompared):
         return self.to_cupy() if self.device else self.to_numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """A view of the host's buffer, to be written unless it is copied; of one that has none
-        to_cupy(), which NumPy does not take."""
+        """A view of the host's buffer, to be written, or a copy. Without such a buffer to_cupy(), which NumPy
+        refuses."""
         if self._host is None:
             return self.to_cupy()
         if copy or (dtype is not None and numpy.dtype(dtype) != self.dtype):
@@ -180,7 +179,7 @@ class Storage(NotCompared):
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """dict: NumPy's array interface of the host's buffer, to be written; AttributeError without."""
+        """dict: NumPy's array interface of the host's buffer, to be written; AttributeError without one."""
         host = self._use(None, write=True)
         interfaces = host.__array_interface__
         if host is not self._host:  # a copy, which NumPy keeps
@@ -190,7 +189,7 @@ class Storage(NotCompared):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """dict: the CUDA Array Interface of the device's buffer, to be written; AttributeError without
-        one. StaleError: mode "r", and it is out of date; the dict would keep no copy."""
+        one. StaleError: the buffer is out of date in mode "r", where the dict could not keep a copy."""
         array = self._use("gpu", write=True)
         if array is not self._array:
             raise self._shared.stale(SyncState.SYNC_HOST_DIRTY)
@@ -198,9 +197,9 @@ class Storage(NotCompared):
 
     @property
     def __gt_data_interface__(self) -> dict[str | None, dict[str, Any]]:
-        """dict: "gpu" and None to what describes these buffers, with the functions that are to be called
-        before it is used ("acquire") and after it was written ("touch"). The device's names the stream of
-        the work that caid knows of, as ``__cuda_array_interface__`` does; "acquire" waits for it."""
+        """dict: what describes the buffers on the device ("gpu") and on the host (None), with functions to
+        call before a use ("acquire") and after a write ("touch"). The device's description names the stream of
+        the work that caid knows of, as ``__cuda_array_interface__`` does; "acquire" waits for that work."""
         interfaces: dict[str | None, dict[str, Any]] = {}
         if self._host is not None:
             functions = {"acquire": self.device_to_host, "touch": self.set_host_modified}
@@ -211,7 +210,7 @@ class Storage(NotCompared):
         return {side: {**each, "halo": self._halo} for side, each in interfaces.items()}
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Of the side that is up to date, the device's where both are."""
+        """That of the side that is up to date, the device's if both are."""
         return self._use(self._newer).__dlpack_device__()
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -224,9 +223,9 @@ class Storage(NotCompared):
     # --- synchronising ----------------------------------------------------------------------
 
     def device_to_host(self, *, force: bool = False, stream: Any = 0) -> None:
-        """Copies from the device to the host where the device's buffer is modified, or by `force`;
-        they are in sync then. With a stream the copy is enqueued there. It comes after the work that caid
-        knows of; so does what follows this where there is one buffer, and nothing is copied."""
+        """Copies from the device to the host if the device's buffer is modified, or by `force`; then both are
+        in sync. With a stream the copy is enqueued there. The copy comes after the work that caid knows of; if
+        there is one buffer, nothing is copied, but what follows comes after that work as well."""
         self._acquire(None, stream, force)
 
     def host_to_device(self, *, force: bool = False, stream: Any = 0) -> None:
@@ -234,7 +233,7 @@ class Storage(NotCompared):
         self._acquire("gpu", stream, force)
 
     def _acquire(self, device, stream, force):
-        """What comes next, on the stream or without one, uses a side that is up to date and done."""
+        """Makes what comes next, on the stream or without one, wait until the side is up to date."""
         self._bring(device, stream, force=force)
         if self._array is None:
             return
@@ -244,15 +243,15 @@ class Storage(NotCompared):
             _pending.wait(self._array._memory)
 
     def set_device_modified(self) -> None:
-        """Says that the device's buffer is modified: it is copied before the host's is used again."""
+        """Marks the device's buffer as modified: it is copied before the host's is used again."""
         self._modified("gpu")
 
     def set_host_modified(self) -> None:
-        """Says that the host's buffer is modified."""
+        """Marks the host's buffer as modified: it is copied before the device's is used again."""
         self._modified(None)
 
     def set_synchronized(self) -> None:
-        """Says that both are equal."""
+        """Marks both buffers as equal."""
         if self._sync is not None:
             self._sync.state = SyncState.SYNC_CLEAN
 
@@ -262,7 +261,7 @@ class Storage(NotCompared):
         self.host_to_device(stream=stream)
 
     def _bring(self, device, stream, timeout=None, force=False):
-        """Brings a side up to date, unless others are in the way for longer."""
+        """Brings a side up to date. timeout: of the wait for others' brackets."""
         if self._sync is not None:
             self._sync._copy(_OTHER_DIRTY[device], force, stream, timeout)
 
@@ -271,7 +270,7 @@ class Storage(NotCompared):
         return self._sync is not None and self._sync._wanted(_OTHER_DIRTY[device], False)[0]
 
     def _modified(self, device, stream=None):
-        """Says that a side is modified, the device's by what is on the stream by now."""
+        """Marks a side as modified, the device's by what is on the stream now."""
         sync = self._sync
         if sync is None:
             return
@@ -285,17 +284,17 @@ class Storage(NotCompared):
 
     @property
     def name(self) -> str | None:
-        """str or None: that it was made, opened or last published by."""
+        """str or None: the name by which it was made, opened or last published."""
         return None if self._shared is None else self._shared.name
 
     def publish(self, name: str, *, replace: bool = True) -> int:
-        """Puts the storage under a name of its pool, with its halo and all that it was made with:
-        :func:`open` gives it to other processes. Its buffers and its sync state are one name, which with
-        ``replace=False`` must be free. Returns the name's generation.
+        """Puts the storage under a name of its pool, with its halo and its parameters: :func:`open` gives it to
+        other processes. Its buffers and its sync state are under one name, which with ``replace=False`` must be
+        free. Returns the name's generation.
 
-        Errors are those of :meth:`caid.Array.publish`. UnsupportedError: a view, or memory that this process
-        alone has (pageable, managed, or what as_storage() was given). InvalidError: an alignment that is no
-        power of 2.
+        Errors are those of :meth:`caid.Array.publish`. UnsupportedError: the storage is a view, or its memory is
+        this process's own (pageable, managed, or given to as_storage()). InvalidError: the alignment is no power
+        of 2, or above 2 MiB.
         """
         if self._shared is None:
             raise unsupported(
@@ -306,21 +305,20 @@ class Storage(NotCompared):
             return self._shared.publish(self._side, self._halo, name, replace)
 
     def read(self, stream: Any = None, timeout: float | None = None) -> StorageBracket:
-        """A bracket in which the storage is read, as :meth:`caid.Array.read`: after whoever writes either
-        buffer, before who writes one next, in any process::
+        """A bracket in which the storage is read, as :meth:`caid.Array.read`: after earlier and before later
+        brackets, of any process, that write either buffer::
 
             with u.read(s) as u_, v.write(s) as v_:
                 kernel[grid, block, s](u_, v_)
 
-        With a stream it gives an Array of the device's buffer, for work on that stream, without one a
-        NumPy array of the host's, where there are these; that side is up to date.
+        With a stream it gives an Array of the device's buffer, for work on that stream; without one a NumPy
+        array of the host's. If there is one buffer, it gives that. The side is up to date.
         """
         return StorageBracket(self, False, stream, timeout)
 
     def write(self, stream: Any = None, timeout: float | None = None) -> StorageBracket:
-        """A bracket in which both buffers are written by nobody else: see read(). Leaving says that this
-        side was modified; by an exception, that the storage is abandoned, as of
-        :meth:`caid.Array.write`."""
+        """A bracket in which nobody else reads or writes either buffer: see read(). Leaving it marks the side as
+        modified; leaving it by an exception abandons the storage, as with :meth:`caid.Array.write`."""
         return StorageBracket(self, True, stream, timeout)
 
     def discard(self) -> None:
@@ -356,7 +354,7 @@ class Storage(NotCompared):
         raise TypeError("a storage is not pickled: copy what it holds, or give it a name")
 
     def transpose(self, *axes: Any) -> Storage:
-        """A view with the dimensions in another order: reversed without axes."""
+        """A view with the dimensions in another order, by default reversed."""
         if len(axes) == 1 and not hasattr(axes[0], "__index__"):
             axes = axes[0] or ()
         axes = tuple(axes) or tuple(reversed(range(self.ndim)))
@@ -385,8 +383,8 @@ class Storage(NotCompared):
     # --- elements ---------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
-        """By basic indexing a view, or a number where every dimension has an index; by advanced indexing
-        an array with a copy, on the host."""
+        """By basic indexing a view, or a number if every dimension has an index; by advanced indexing a NumPy
+        array with a copy."""
         key = plain_key(key)
         if not is_basic(key):
             return numpy.array(self._contents()[key])
@@ -395,7 +393,7 @@ class Storage(NotCompared):
         return part._contents().copy()[()] if is_number else part
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Writes on the device where the value is there, else on the host; of one buffer, that."""
+        """Writes on the device if the value is there, else on the host; if there is one buffer, in that."""
         key = plain_key(key)
         part, key = (self._at(key), ...) if is_basic(key) else (self, key)
         if part._writes_device(value):
@@ -431,30 +429,30 @@ class Storage(NotCompared):
         return view
 
     def _contents(self):
-        """As a NumPy array, to be read."""
+        """The contents as a NumPy array, to be read."""
         return self._array.copy_to_host() if self._host is None else self._use(None).view(numpy.ndarray)
 
 
 class CPUStorage(Storage):
-    """A storage in memory of the host alone."""
+    """A storage with a buffer on the host only."""
 
     __slots__ = ()
 
 
 class GPUStorage(Storage):
-    """A storage on a device alone. What is read by index comes to the host."""
+    """A storage with a buffer on a device only. Elements that are read by index are copied to the host."""
 
     __slots__ = ()
 
 
 class SoftwareManagedGPUStorage(Storage):
-    """A storage on the host and on a device, of which the side that is used is brought up to date before."""
+    """A storage with a buffer on the host and one on a device. A side is brought up to date before it is used."""
 
     __slots__ = ()
 
     @property
     def sync_state(self) -> SyncState:
-        """SyncState: which side is modified: one for all its views."""
+        """SyncState: which side is modified; all views share it."""
         return self._sync
 
     def _use(self, device, *, write=False, stream=0):
@@ -483,7 +481,7 @@ class SoftwareManagedGPUStorage(Storage):
 
 class CUDAManagedGPUStorage(Storage):
     """A storage in managed memory, which CUDA moves to where it is used. The host waits for the work on the
-    device that caid knows of; for other work its user sees to that."""
+    device that caid knows of; the user has to wait for other work."""
 
     __slots__ = ()
 
@@ -522,8 +520,7 @@ _MANAGED = {None: GPUStorage, "gt4py": SoftwareManagedGPUStorage, "cuda": CUDAMa
 
 
 def plain_key(key):
-    """A key as NumPy knows it, names of fields apart a tuple: objects with one of the interfaces are
-    arrays."""
+    """The key for NumPy: a tuple, in which objects with one of the interfaces are arrays; or names of fields."""
     if isinstance(key, str) or (isinstance(key, list) and key and isinstance(key[0], str)):
         return key
     parts = key if isinstance(key, tuple) else (key,)
@@ -537,7 +534,7 @@ def is_basic(key):
 
 
 def _is_index(part):
-    """A number, but no mask."""
+    """Whether part is a number, and no mask."""
     array = numpy.asarray(part)
     return hasattr(part, "__index__") and not array.ndim and array.dtype.kind != "b"
 
@@ -552,7 +549,7 @@ def is_on_device(value):
 
 
 def on_host(value, device=None):
-    """What NumPy takes, with the contents of a value: of that side where there are two."""
+    """A value's contents in a form that NumPy takes; those of `device` if the value has two sides."""
     if isinstance(value, Storage):
         return value._contents()
     if hasattr(value, "__gt_data_interface__"):
@@ -577,7 +574,7 @@ def _cupy():
 
 
 def _on_device(value, cupy):
-    """What CuPy takes, with the value's contents."""
+    """A value's contents in a form that CuPy takes."""
     if isinstance(value, Storage):
         return cupy.asarray(value._use("gpu") if value.device else value._contents())
     if "gpu" in getattr(value, "__gt_data_interface__", ()):

@@ -63,35 +63,35 @@ def load(
     Parameters
     ----------
     model : path, or several
-        A file; a folder, of which the index is read, or else each ``*.safetensors``; an index.
+        A file; an index; or a folder, of which the index is read, or else each ``*.safetensors``.
     name : str
         "llama": the tensors' names are "llama/" and what the files call them.
     pool : str, optional
-        Whose members may open it; without it, the caller's own.
+        The pool whose members may open it; by default the caller's own.
     device : int or str
         Index in ``client.devices``, or UUID.
     dtype : dtype, optional
-        What floating-point tensors become, on the host: "bfloat16", "float16", "float8_e4m3fn", ...;
-        what is too large for it becomes an infinity. Types that NumPy has not need ml_dtypes.
+        The type to which floating-point tensors are converted, on the host: "bfloat16", "float16",
+        "float8_e4m3fn", ... Values that are too large become infinities. Types that NumPy lacks need ml_dtypes.
     only : pattern, or several
-        Tensors whose names match one (:mod:`fnmatch`).
+        Only tensors whose names match one of these (:mod:`fnmatch`) are loaded.
     shard : (rank, world), (rank, world, rows) or (rank, world, rows, columns), optional
-        One of `world` equal parts, as tensor parallelism has them: of each tensor whose name matches
-        one of the patterns `rows` a part of its first dimension, of `columns` of its second, of others
-        all. Without them: `ROWS` and `COLUMNS`, the names in Hugging Face's models.
+        One of `world` equal parts is loaded, for tensor parallelism: of a tensor whose name matches one of
+        the patterns `rows` a part of the first dimension, of `columns` a part of the second, of other tensors
+        all. By default `ROWS` and `COLUMNS`, the names in Hugging Face's models.
     tie : mapping of str to str, optional
-        Further names of tensors: ``{"lm_head.weight": "model.embed_tokens.weight"}``; one array has
-        both. Without it, what ``safetensors.torch.save_model()`` noted in the files' metadata: lines of two
-        parameters' names that end alike.
+        Further names of tensors: ``{"lm_head.weight": "model.embed_tokens.weight"}`` gives one array both
+        names. By default those that ``safetensors.torch.save_model()`` noted in the files' metadata: lines of
+        two parameters' names that end alike.
     progress : bool or callable
-        True: a bar on stderr, or a line after a second and each ten where that is no terminal. A function is
+        True: a bar on stderr or, if that is no terminal, a line after one second and then every ten. A function is
         called with the bytes read and the bytes to be read, ten times a second.
     client : Client, optional
-        Without it, :func:`caid.default_client`.
+        By default that of :func:`caid.default_client`.
     comm : mpi4py.MPI.Intracomm, optional
-        All its ranks load the model together: rank 0 reads, one rank on each other machine is sent the bytes,
-        and the name is there on all machines, or, where it fails on one before that, on none
-        (:mod:`caid.mpi`). `model` and what is taken of it count at rank 0.
+        All its ranks load the model together (:mod:`caid.mpi`): rank 0 reads, and one rank on each other machine
+        is sent the bytes. The name appears on all machines, or, if one fails before that, on none. `model` and
+        the choice of its tensors are rank 0's.
 
     Returns
     -------
@@ -101,11 +101,11 @@ def load(
     Raises
     ------
     FormatError
-        No safetensors files, or not whole ones: nothing of a header is believed.
+        The files are no safetensors files, or not whole; all that their headers say is checked.
     OSError
         A file cannot be read, or has become shorter (ENODATA).
     OutOfMemoryError, QuotaError, LimitError
-        There is no room for it beside what is there, before anything is read: the message tells which
+        There is not enough memory for the model, which shows before anything is read; the message tells which
         processes hold earlier versions.
     InvalidError, InvalidNameError
         No tensors; a tensor that cannot be divided; a name that no array can have.
@@ -147,11 +147,11 @@ def open(
     Parameters
     ----------
     name : str
-        "llama"; "llama@7" if it is version 7 that is current, else StaleError.
+        "llama", or "llama@7": StaleError unless version 7 is the current one.
     mode, pool, wait, timeout
         As for :meth:`caid.Client.open`, with its errors.
     client : Client, optional
-        Without it, :func:`caid.default_client`.
+        By default that of :func:`caid.default_client`.
     """
     return open_weights(client or _default.default_client(), name, mode, pool, wait, timeout)
 
@@ -164,30 +164,30 @@ def save(
     progress: Progress | bool = False,
     client: Client | None = None,
 ) -> None:
-    """Writes a version of a model to one safetensors file, which is there when it is whole. Tensors are
-    byte for byte what they are in memory; an array with two names is written once, as
-    ``safetensors.torch.save_model()`` does it, where load() will find the other one.
+    """Writes a version of a model to one safetensors file, which appears when it is whole. Tensors are
+    byte for byte what they are in memory. An array with two names is written once, and load() finds the
+    second name where ``safetensors.torch.save_model()`` would note it.
 
     Parameters
     ----------
     weights : Weights or str
-        Or the name of a model, as for open().
+        A version, or the name of a model, as for open().
     path : path
-        Of a file, by links or not, or of a pipe. What it has before is replaced, if the caller may write
-        it, and its owner, mode, ACL and attributes stay. Where that cannot be (they are not the caller's to
-        give, the folder is not his to change, or the file is mounted), the file is written in place.
+        A file, also through symbolic links, or a pipe. An existing file is replaced, if the caller may write
+        it, and keeps its owner, mode, ACL and extended attributes. If it cannot be replaced so (the caller may
+        not set these, or may not change the folder, or the file is mounted), it is written in place.
     pool, client
-        Of a model that is given by its name.
+        Those of a model that is given by its name.
     progress
         As for load().
 
     Raises
     ------
     TypeError
-        safetensors has no type for an array's.
+        safetensors lacks the type of an array.
     OSError
-        The file cannot be written, or is neither a regular one nor a pipe. It has what it had before, unless the
-        error says that it was written in place, and is no longer whole.
+        The file cannot be written, or is neither a regular file nor a pipe. Its contents are as before, unless the
+        error says that it was written in place and is no longer whole.
     """
     if isinstance(weights, str):
         with open(weights, pool=pool, client=client) as opened:
@@ -202,18 +202,18 @@ def unload(name: str, *, pool: str | None = None, client: Client | None = None) 
 
 
 def from_torch(module: torch.nn.Module, name: str, *, metadata: Any = None) -> int:
-    """Puts a module's parameters and buffers under a name, as load() does, without a copy: its tensors
-    lie in caid's memory (:class:`caid.torch.MemPool`). They are kept until nobody can reach that
+    """Puts a module's parameters and buffers under a name, as load() does, but without a copy: its tensors
+    have to lie in caid's memory (:class:`caid.torch.MemPool`). They are kept until nobody can reach that
     version any more.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Of ``state_dict()``. Tied parameters are one array.
+        The module, whose ``state_dict()`` is published. Tied parameters are one array.
     name : str
         As for load(), in the pool that was given to MemPool.
     metadata : object, optional
-        What ``Weights.metadata`` gives.
+        The later ``Weights.metadata``.
 
     Returns
     -------
@@ -223,7 +223,7 @@ def from_torch(module: torch.nn.Module, name: str, *, metadata: Any = None) -> i
     Raises
     ------
     ValueError
-        A tensor lies elsewhere.
+        A tensor is not in caid's memory.
     """
     from . import _torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading on several machines: one rank reads the files, and one on each machine makes the arrays."""
+"""Loads on several machines: one rank reads the files, and one on each machine makes the arrays."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from . import _load, _plan
 def load(
     comm, client, make_plan: Callable[[], _plan.Plan], prefix: str, *, pool, device, progress: Callable
 ) -> int:
-    """Loads a model, and returns the set's generation on this rank's machine. A failure at any rank before
-    all have all bytes leaves no machine with the name; a publish that fails leaves the other machines
-    theirs."""
+    """Loads a model, and returns the set's generation on this rank's machine. If a rank fails before all have
+    all bytes, no machine has the name; if a publish fails, the other machines have it all the same."""
     with contextlib.ExitStack() as stack:
         with mpi.Phase(comm) as phase:
             client = client or _default.default_client()

@@ -58,8 +58,7 @@ def _shard(parser, args):
 
 
 class _Interrupts:
-    """Ctrl-C ends a load or save as long as that can be undone. After that the first Ctrl-C changes
-    nothing."""
+    """Ctrl-C ends a load or save while that can be undone. Later, the first Ctrl-C changes nothing."""
 
     def __init__(self):
         self._is_late = self._was_told = False

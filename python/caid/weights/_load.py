@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading: from files into memory of the daemon. All see the model in one step, when it is whole."""
+"""Loads files into the daemon's memory. The model appears in one step, when it is whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._safetensors import METADATA, check_file, open_file
 
 _METADATA_MAX = 4000  # bytes: a set's metadata have 4,096, in which these are one value
 _READ = 4 << 20  # bytes: CUDA_READ_SIZE
-_STREAMS = 4  # that threads share
+_STREAMS = 4  # the threads share these
 _PINNED = 512 << 20  # bytes of page-locked memory for what is converted; more where a row is longer
 _BLOCK = 2 << 20  # bytes: a larger model gets a block of its own, as large as it is
 
@@ -41,7 +41,7 @@ class _Lying:
 
 class Loading:
     """A load under way. Its memory is taken when it is made; fill() reads the bytes, publish() gives the
-    name. The stack ends what it has."""
+    name. Leaving the stack closes what it has."""
 
     def __init__(self, stack: contextlib.ExitStack, client, plan, prefix: str, *, pool, device):
         self._stack, self._client, self._plan, self._prefix = stack, client, plan, prefix
@@ -92,7 +92,7 @@ class Loading:
 
 
 def load(client, plan, prefix, *, pool, device, progress: Callable[[int, int], None]) -> int:
-    """Carries out a plan, and returns the set's generation. Leaves nothing behind where it fails."""
+    """Carries out a plan, and returns the set's generation. If it fails, nothing is left behind."""
     with contextlib.ExitStack() as stack:
         loading = Loading(stack, client, plan, prefix, pool=pool, device=device)
         loading.fill(progress)
@@ -194,13 +194,13 @@ def _table(stretches, paths, ptr):
 
 
 def _size(stretch):
-    """Bytes that it becomes."""
+    """The bytes that a stretch has after its conversion."""
     n, _, width = _matrix(stretch)
     return n * width * stretch.part.element.itemsize
 
 
 def _matrix(stretch):
-    """(rows, columns, columns that stay) of its elements."""
+    """(rows, columns, columns that are kept) of a stretch as a matrix of elements."""
     part = stretch.part
     n = stretch.nbytes // part.tensor.element.itemsize
     if part.columns is None:

@@ -19,8 +19,8 @@ CHUNK = 4 << 20  # bytes that are read, and copied, at a time
 _ALIGNED = 512  # of an array's first byte, as of memory of cuMemAlloc()
 _NAME_MAX = 255  # bytes
 
-# By what Hugging Face's models call them. A layer's weight is (out, in): those whose outputs are
-# divided have a part of the rows, and those that sum over divided inputs a part of the columns.
+# Names in Hugging Face's models. A layer's weight is (out, in): layers whose outputs are divided have a part of
+# the rows, and layers that sum over divided inputs a part of the columns.
 ROWS = tuple(
     f"*{name}.{part}"
     for name in ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
@@ -30,14 +30,14 @@ COLUMNS = ("*o_proj.weight", "*down_proj.weight")
 
 
 class Part(NamedTuple):
-    """What becomes of a tensor: an array of that shape and type, `at` bytes into the memory."""
+    """A tensor's array: its shape and type, and its place, `at` bytes into the memory."""
 
     tensor: Tensor
     element: _typestr.Element
     shape: tuple[int, ...]
     at: int
-    rows: slice  # of the tensor as a matrix, which are read
-    columns: slice | None  # of them, which stay; None: all
+    rows: slice  # rows of the tensor as a matrix that are read
+    columns: slice | None  # columns of these that are kept; None: all
 
     @property
     def is_same(self):
@@ -55,8 +55,7 @@ class Plan(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """One of `world` equal parts of a model, as tensor parallelism has them: of a tensor whose key
-    matches one of `rows` a part of its first dimension, of `columns` of its second, else all of it."""
+    """One of `world` equal parts of a model: see :func:`caid.weights.load`."""
 
     rank: int
     world: int
@@ -116,8 +115,7 @@ def _float(dtype):
 
 
 def _check_convertible(element):
-    """Checks before the load that NumPy can convert: without ml_dtypes it takes such a type for raw
-    memory."""
+    """Checks before the load that NumPy can convert a type: without ml_dtypes it takes some for raw memory."""
     if element.name and _typestr.to_numpy(element).name != element.name:
         raise ImportError(f"to convert {element.name}, ml_dtypes is needed: pip install 'caid[weights]'")
 
@@ -130,7 +128,7 @@ def _is_float(element):
 
 
 def _tied(model, parts, tie):
-    """The keys that safetensors.torch.save_model() has left out of the files, from their notes."""
+    """The further keys: those given, or those that save_model() noted in the files."""
     tied = {
         key: of
         for key, of in model.metadata.items()
@@ -193,7 +191,7 @@ def _row_bytes(part):
 
 
 class Stretch(NamedTuple):
-    """A range of a file's bytes, which goes to the memory at `at`. `part` is set where they are converted."""
+    """A range of a file's bytes, which goes to the memory at `at`. `part` is set if they are converted."""
 
     path: str
     offset: int
@@ -222,8 +220,8 @@ def stretches(plan: Plan) -> Iterator[Stretch]:
 
 
 def converted(plan: Plan) -> Iterator[Stretch]:
-    """The stretches that are converted: each has CHUNK bytes at most, before and after, or one row where a
-    row is longer."""
+    """The stretches that are converted: each has at most CHUNK bytes before and after, or one row if a row is
+    longer."""
     for part in plan.parts.values():
         if part.is_same or not _nbytes(part):
             continue

@@ -9,7 +9,7 @@ import time
 from typing import Callable
 
 _GIB = 1 << 30
-_FIRST, _EVERY = 1.0, 10.0  # seconds until the first line, and the next one, where it is no terminal
+_FIRST, _EVERY = 1.0, 10.0  # seconds to the first line and between lines, if there is no terminal
 
 
 def none(done: int, total: int) -> None:
@@ -17,8 +17,8 @@ def none(done: int, total: int) -> None:
 
 
 def shown(what: str, stream=None) -> Callable[[int, int], None]:
-    """A function of (bytes done, bytes in all) that shows it on a stream, without one on stderr; the
-    last call is the one with all done. A stream that is not there, or cannot be written to, shows nothing."""
+    """A function of (bytes done, bytes in all) that shows progress on a stream, by default stderr. The last call
+    is the one with all done. Without a stream, or after an error of it, nothing is shown."""
     stream = stream or sys.stderr
     if stream is None:
         return none

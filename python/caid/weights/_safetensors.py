@@ -21,7 +21,7 @@ HEADER_MAX = 100_000_000  # bytes, as the format has it
 _DIMS_MAX = 32  # as a caid array
 _SIZE_MAX = 1 << 62  # bytes of a tensor
 _INDEX = ".safetensors.index.json"
-METADATA = "__metadata__"  # the one key that is no tensor's
+METADATA = "__metadata__"  # the only key that is not a tensor's
 
 # The format's types, and caid's names of them, in the order of the format's library.
 TYPES = {
@@ -70,7 +70,7 @@ class FormatError(ValueError):
 
 
 class Tensor(NamedTuple):
-    """One that a file has: `nbytes` from `offset` bytes after the file's begin."""
+    """A tensor in a file: `nbytes` from `offset` on, counted from the start of the file."""
 
     path: str
     key: str
@@ -81,8 +81,7 @@ class Tensor(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What was found: tensors by key, the text that the files have beside them, and which files those
-    were, by their paths."""
+    """What files contain: tensors by key, the files' metadata, and the files by their paths."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
@@ -111,7 +110,7 @@ def _which(fd):
 
 
 def check_file(files, fd, path):
-    """Raises FormatError where the file is not the one whose header was read."""
+    """Raises FormatError if the file is not the one whose header was read."""
     if _which(fd) != files[path]:
         raise FormatError(f"{path}: it has changed since its header was read")
 
@@ -264,7 +263,7 @@ def _check_holes(path, tensors, start, n_data):
 
 
 def read_model(paths) -> Model:
-    """All that is in some files, folders and indexes: no key twice. Raises FormatError, OSError."""
+    """The model in files, folders and indexes, which have no key twice. Raises FormatError, OSError."""
     files = []
     for path in map(os.fspath, paths):
         files += _files_of_folder(path) if os.path.isdir(path) else [path]
@@ -286,7 +285,7 @@ def _joined(models):
 
 
 def _files_of_folder(folder):
-    """Its index, or else its files: what Hugging Face's libraries look for."""
+    """Reads a folder: its index or else its files, as Hugging Face's libraries do."""
     names = sorted(os.listdir(folder))
     found = [name for name in names if name.endswith(_INDEX)]
     if len(found) > 1:
@@ -298,7 +297,7 @@ def _files_of_folder(folder):
 
 
 def _read_index(path):
-    """Its weight_map tells which file has which tensor: neither more nor less than they do."""
+    """Reads an index: its weight_map has to say exactly which file has which tensor."""
     fd = open_file(path)
     try:
         size = os.fstat(fd).st_size
@@ -336,8 +335,8 @@ def _inside(path, name):
 
 
 def is_note(key: str, of: str) -> bool:
-    """Whether a line of __metadata__ is what safetensors.torch.save_model() notes of parameters that it has
-    left out, where both names are such: text else may happen to be a tensor's name."""
+    """Whether a line of __metadata__ looks like the note that safetensors.torch.save_model() leaves for a
+    parameter that it has left out: two parameters' names. Other text may happen to be a tensor's name."""
     parts = key.rpartition("."), of.rpartition(".")
     return all(module for module, _, _ in parts) and parts[0][2] == parts[1][2]
 
@@ -350,15 +349,15 @@ def _word(key, array):
 
 
 def header_of(arrays, metadata) -> tuple[bytes, dict[str, int]]:
-    """The first bytes of a file of C-ordered arrays, by key, and where each of them begins in it. They come
-    in the order of the format's own library: the largest elements first, so that all of them are aligned.
+    """The header of a file of C-ordered arrays, and the offset of each array in the file, by key. The order is
+    that of the format's own library: the largest elements first, so that all arrays are aligned.
 
     Raises
     ------
     TypeError
-        The format has no word for an array's type.
+        The format lacks the type of an array.
     ValueError
-        Nor a place for an array of that key.
+        The format has no array of that key.
     """
     if METADATA in arrays:
         raise ValueError(f"{METADATA!r}: safetensors has no tensor of that name")

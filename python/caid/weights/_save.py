@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving: a set's arrays, byte for byte, as a safetensors file, which appears when it is whole."""
+"""Writes a set's arrays, byte for byte, to a safetensors file, which appears when it is whole."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Chunk(NamedTuple):
 
 
 def save(weights, path, progress: Callable[[int, int], None]) -> None:
-    with contextlib.ExitStack() as stack:  # they would keep the version as long as an exception is kept
+    with contextlib.ExitStack() as stack:  # else a kept exception would keep the arrays, and so the version
         opened = {key: stack.enter_context(array) for key, array in weights.items()}
         text = weights.file_metadata
         tied = _tied(opened, text)
@@ -44,8 +44,8 @@ def _save(weights, path, arrays, metadata, progress):
 
 
 def _tied(opened, text):
-    """What a line of the metadata stands for: another key of a tensor. The lines that the files had come
-    first, then, as safetensors.torch.save_model() has it, those that load() will take for such."""
+    """The further keys of tensors, which lines of the metadata note: those that the files had, and then, as
+    safetensors.torch.save_model() does, those that load() will recognise."""
     tied, first = {}, {}
     for key, array in opened.items():
         of = text.get(key, key)

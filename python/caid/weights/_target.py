@@ -13,7 +13,7 @@ from typing import Iterator
 
 from .._base._errors import Error
 
-_HEAD = 8  # bytes, of which a file that is being written in place has none: nobody takes it for a whole one
+_HEAD = 8  # bytes that a file which is written in place lacks until it is whole, so that no reader takes it
 
 # Of a file that cannot be put in the place of another one: the folder is not the caller's to change, or
 # the file that is there is mounted.
@@ -22,11 +22,11 @@ _FIXED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV}
 
 @contextlib.contextmanager
 def opened(path, size: int) -> Iterator[int]:
-    """The fd to write so many bytes by, a pipe's, or that of a file which has room for them, and is to get
-    its first _HEAD bytes last. The path has them, and no others, when the block has ended well.
+    """A block with an fd to write `size` bytes to: of a pipe, or of a file that has room for them, and that is to
+    get its first _HEAD bytes last. When the block has ended without an error, the path has these bytes only.
 
-    Where the block fails, the path has what it had. Not so where that had to be written in place, and of a
-    pipe: then the exception says so."""
+    If the block fails, the path has its former contents, unless it is a pipe or a file that had to be written
+    in place: then the exception says so."""
     path = os.fsdecode(path)
     with _named(path), contextlib.ExitStack() as stack:
         old = _open_old(path)
@@ -57,7 +57,7 @@ def opened(path, size: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _named(path):
-    """Has errors of the system name the path, and no other file."""
+    """Makes errors of the system name the path, and no other file."""
     try:
         yield
     except OSError as e:
@@ -67,8 +67,8 @@ def _named(path):
 
 
 def _open_old(path):
-    """Opens the file that is there; None where there is none. A file that the caller may not write is not
-    replaced either."""
+    """Opens the existing file; None if there is none. A file that the caller may not write is not replaced
+    either."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -85,8 +85,8 @@ def _open_old(path):
 
 @contextlib.contextmanager
 def _beside(target, old):
-    """A block with (fd, path) of a new file that can replace the old one; None where none can be made. The
-    block's end removes the new file, unless it has replaced the old one."""
+    """A block with (fd, path) of a new file that can replace the old one; None if there can be none. The block's
+    end removes the new file, unless it has replaced the old one."""
     temporary = os.path.join(os.path.dirname(target), f".caid-{secrets.token_hex(8)}.tmp")
     try:
         mode = 0o666 if old is None else 0o600
@@ -108,7 +108,8 @@ def _beside(target, old):
 
 
 def _is_at(target, fd):
-    """Not so of a file that was unlinked, which /proc/self/fd alone leads to."""
+    """Whether the path leads to the file. It does not if the file was unlinked and was opened by
+    /proc/self/fd."""
     try:
         return os.path.samestat(os.stat(target), os.fstat(fd))
     except FileNotFoundError:
@@ -116,7 +117,8 @@ def _is_at(target, fd):
 
 
 def _made_alike(fd, old):
-    """Whether it could be given the old one's owner, mode and extended attributes, of which an ACL is one."""
+    """Gives a new file the owner, mode and extended attributes, with the ACL, of the old one. Whether that
+    worked."""
     before = os.fstat(old)
     try:
         os.fchown(fd, before.st_uid, before.st_gid)
@@ -158,7 +160,7 @@ def _in_place(path, fd, size):
 
 @contextlib.contextmanager
 def _said(path, what):
-    """Has the exception that ends the block say what has become of the path."""
+    """Makes the exception that ends the block say what has become of the path."""
     try:
         yield
     except Exception as e:

@@ -18,7 +18,7 @@ from ._safetensors import METADATA
 
 
 def prefix_of(name: str) -> str:
-    """What a model's arrays are named by: its name, and a slash."""
+    """The prefix of the names of a model's arrays: its name and a slash."""
     if not isinstance(name, str):
         raise TypeError(f"name: a str is needed, not {type(name).__name__}")
     if not name.strip("/"):
@@ -49,9 +49,9 @@ class Weights(NotCompared, Mapping[str, Array]):
     byte order, to arrays.
 
     It holds its version and its memory until it is closed, also when the name has another version by then.
-    Arrays are opened when they are first asked for, ``torch()``, ``cupy()``, ``jax()``, ``values()`` and
-    ``items()`` open all in few messages. A tensor that was taken out keeps the memory of the model, also when
-    this is closed.
+    An array is opened when it is first asked for; ``torch()``, ``cupy()``, ``jax()``, ``values()`` and
+    ``items()`` open all in few messages. A tensor that was taken out keeps the memory of the model, also after
+    close().
     """
 
     def __init__(self, client: Client, opened: Set):
@@ -59,7 +59,7 @@ class Weights(NotCompared, Mapping[str, Array]):
         self._set = opened
         is_long = self._own_metadata().get("safetensors") == METADATA and METADATA in opened
         self._hidden = METADATA if is_long else None  # the array that has the files' metadata
-        self._text: Any = None  # those, once they have been read
+        self._text: Any = None  # its contents, once they have been read
 
     # --- life -------------------------------------------------------------------------------
 
@@ -86,12 +86,12 @@ class Weights(NotCompared, Mapping[str, Array]):
 
     @property
     def name(self) -> str:
-        """str: of the model."""
+        """str: the model's name."""
         return self._set.name[:-1]
 
     @property
     def version(self) -> int:
-        """int: of the model; each that is loaded has a higher one than the one before."""
+        """int: the version; each that is loaded later has a higher one."""
         return self._set.generation
 
     @property
@@ -101,7 +101,7 @@ class Weights(NotCompared, Mapping[str, Array]):
 
     @property
     def client(self) -> Client:
-        """Client: whose it is."""
+        """Client: the one by which it was opened."""
         return self._client
 
     @property
@@ -112,7 +112,7 @@ class Weights(NotCompared, Mapping[str, Array]):
 
     @property
     def nbytes(self) -> int:
-        """int: bytes of all arrays; of one with two names twice."""
+        """int: bytes of all arrays; an array with two names counts twice."""
         entries = self._set.entries()
         entries.pop(self._hidden, None)
         return sum(entry.nbytes for entry in entries.values())
@@ -135,8 +135,7 @@ class Weights(NotCompared, Mapping[str, Array]):
             return _metadata.decode(text.copy_to_host().tobytes())
 
     def _own_metadata(self):
-        """The set's metadata as a dict. A set that another program has published may have any: {} stands for
-        those."""
+        """The set's metadata as a dict; {} if another program has published the set with other metadata."""
         metadata = self._set.metadata
         return metadata if isinstance(metadata, dict) else {}
 
@@ -166,11 +165,11 @@ class Weights(NotCompared, Mapping[str, Array]):
 
     def torch(self) -> dict[str, Any]:
         """PyTorch's tensors over the arrays, for ``module.load_state_dict(w.torch(), assign=True)``.
-        Nothing is copied. Opened "r", the memory is mapped read-only, which PyTorch does not know: who
-        writes to one in place ends his own context, and nobody else's; without a GPU, his process."""
+        Nothing is copied. Opened "r", the memory is mapped read-only, which PyTorch does not know: a write
+        to a tensor in place ends this process's CUDA context or, without a GPU, this process."""
         import torch
 
-        # PyTorch knows no read-only tensors, and 2.8 asks for a DLPack that cannot tell of them.
+        # PyTorch has no read-only tensors, and 2.8 asks for a version of DLPack that has none either.
         return self._taken(lambda array: torch.from_dlpack(_array.writable(array)))
 
     state_dict = torch
@@ -182,10 +181,10 @@ class Weights(NotCompared, Mapping[str, Array]):
         return self._taken(cupy.from_dlpack)
 
     def jax(self) -> dict[str, Any]:
-        """JAX's arrays over the arrays. As torch(); a computation that they are donated to writes them."""
+        """JAX's arrays over the arrays. As torch(). A computation writes to arrays that are donated to it."""
         import jax
 
-        # It asks for a DLPack that cannot tell of read-only memory, and writes to no array.
+        # JAX asks for a version of DLPack without read-only memory, and writes to no array.
         return self._taken(lambda array: jax.dlpack.from_dlpack(_array.writable(array)))
 
     def _taken(self, take):
@@ -215,8 +214,8 @@ class Weights(NotCompared, Mapping[str, Array]):
     # --- other versions ---------------------------------------------------------------------
 
     def newer(self) -> Weights | None:
-        """The model's current version, opened, if it is another one than this; else None. One round
-        trip: to be called between two requests. NotFoundError: the model is gone."""
+        """Opens the model's current version if it is another one than this; else returns None, after one round
+        trip: so it can be called between two requests. NotFoundError: the model is gone."""
         if self._client.show(self._set.name, pool=self.pool).entry.generation == self.version:
             return None
         mode = "r" if self._set.readonly else "rw"
