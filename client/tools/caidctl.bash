@@ -59,6 +59,12 @@ _caidctl() {
             [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
             ;;
         load:* | save:*) _caidctl_lines < <(compgen -f -- "$cur") ;;
+        get:-* | put:-*)
+            _caidctl_lines < <(printf '%s\n' --pool= --socket= --json --help)
+            [[ $verb == put ]] && _caidctl_lines < <(printf '%s\n' --device= --dtype=)
+            [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
+            ;;
+        get:* | put:*) _caidctl_lines < <(_caidctl_first_column list; compgen -f -- "$cur") ;;
         *:-*)
             _caidctl_lines < <(caidctl --help | sed -nE 's/^  (-., |    )(--[a-z-]+=?).*/\2/p')
             [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null

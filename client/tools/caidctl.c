@@ -93,6 +93,8 @@ static const char usage[] =
     "  drain                refuse new arrays, and wait until the last one has gone\n"
     "  load MODEL...        put a model's weights under a name, from safetensors files\n"
     "  save MODEL FILE      write a model's weights to a safetensors file\n"
+    "  get NAME [FILE]      write an array to a .npy file, or to standard output\n"
+    "  put NAME [FILE]      put what a .npy file, or standard input, holds under a name\n"
     "  flush                free what waits in the deallocation queues, and empty blocks\n"
     "  watch NAME           each array that gets the name, until interrupted\n"
     "  unlink [NAME]...     remove names, or those of --prefix; whoever holds the arrays keeps them\n"
@@ -126,7 +128,7 @@ static const char usage[] =
     "  -V, --version        the version of caidctl\n"
     "\n"
     "Exit status: 0; 1 for an error here (doctor: a problem); 2 for a refusal by the daemon.\n"
-    "See caidctl(1); for the options of load and save, 'caidctl load --help'.\n";
+    "See caidctl(1); for the options of load, save, get and put, 'caidctl load --help'.\n";
 
 static const struct option long_options[] = {
     {"socket", required_argument, NULL, 's'}, {"json", no_argument, NULL, 'j'},
@@ -290,7 +292,7 @@ main(int argc, char **argv)
     signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit is then an error, as on a full disk */
     if (!setlocale(LC_CTYPE, "") || MB_CUR_MAX == 1)
         setlocale(LC_CTYPE, "C.UTF-8"); /* names are UTF-8 in any case */
-    int status = verbs_weights(argc, argv);
+    int status = verbs_package(argc, argv);
     if (status == CTL_OK)
         status = parse_options(&ctl, argc, argv, &given, &done);
     if (status != CTL_OK || done)

@@ -14,7 +14,8 @@ end
 
 complete -c caidctl -f
 complete -c caidctl -n 'not __fish_seen_subcommand_from (__caidctl_verbs | string split -f1 \t)' -a '(__caidctl_verbs)'
-complete -c caidctl -n '__fish_seen_subcommand_from list show unlink watch' -a '(__caidctl_first_column list)'
+complete -c caidctl -n '__fish_seen_subcommand_from list show unlink watch get put' -a '(__caidctl_first_column list)'
+complete -c caidctl -n '__fish_seen_subcommand_from load save get put' -F
 complete -c caidctl -n '__fish_seen_subcommand_from info' -a '(__caidctl_first_column info)'
 
 for line in (caidctl --help)

@@ -20,6 +20,7 @@ _caidctl_first_column() {
 _caidctl_arguments() {
     case $line[1] in
     list | show | unlink | watch) _caidctl_first_column list ;;
+    get | put) _caidctl_first_column list; _files ;;
     info) _caidctl_first_column info ;;
     esac
 }

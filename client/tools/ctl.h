@@ -60,9 +60,9 @@ bool ctl_number(const char *text, unsigned long max, unsigned long *ret);
 /* Whether text is a number of seconds between two looks; complains if not. */
 bool ctl_seconds(const char *text, double *ret);
 
-/* For load and save, replaces this process by a program of the Python package. Returns CTL_OK for
- * another verb, CTL_LOCAL after a complaint. */
-int verbs_weights(int argc, char **argv);
+/* For load, save, get and put, replaces this process by a program of the Python package. Returns
+ * CTL_OK for another verb, CTL_LOCAL after a complaint. */
+int verbs_package(int argc, char **argv);
 
 int verb_status(struct ctl *ctl, int argc, char **argv);
 int verb_info(struct ctl *ctl, int argc, char **argv);

@@ -792,7 +792,7 @@ def test_so_is_a_limit_of_files(tmp_path):
 TOOLS = pathlib.Path(__file__).parents[2] / "client" / "tools"
 SOURCE = (TOOLS / "caidctl.c").read_text("utf-8")
 VERBS = re.findall(r'^    {"(\w+)", verb_', SOURCE, re.M)
-PYTHONS = re.findall(r'strcmp\(argv\[verb\], "(\w+)"\)', (TOOLS / "verbs_weights.c").read_text("utf-8"))
+PYTHONS = re.findall(r'"(\w+)"', re.search(r"verbs\[\] = {(.*)}", (TOOLS / "verbs_package.c").read_text("utf-8"))[1])
 VERBS = [*VERBS[: VERBS.index("flush")], *PYTHONS, *VERBS[VERBS.index("flush") :]]
 OPTIONS = ["--" + name for name in re.findall(r'{"([a-z-]+)", (?:no|required)_argument', SOURCE)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ import numpy
 from .._base._errors import SystemCallError
 
 THREADS = min(12, os.cpu_count() or 1)
+_PIECE = 4 << 20  # bytes
 
 
 class Chunks:
@@ -143,3 +145,30 @@ def write(fd: int, view: Any, offset: int) -> None:
     while view.nbytes:
         n = os.pwrite(fd, view, offset)
         view, offset = view[n:], offset + n
+
+
+def pieces(array: Any) -> Iterator[numpy.ndarray]:
+    """The elements of an array in C order, as bytes on the host, a piece after the other."""
+    if not array.nbytes:
+        return
+    if not array.is_c_contiguous():
+        yield array.copy_to_host().reshape(-1).view("u1")
+        return
+    data = array.reshape(-1).view("|u1")
+    for start in range(0, array.nbytes, _PIECE):
+        with data[start : start + _PIECE] as part:
+            yield part.copy_to_host()
+
+
+def write_in_order(
+    fd: int, header: bytes, data: Iterable, progress: Callable[[int], None] = lambda done: None
+) -> None:
+    """Writes to a pipe, from this thread, so that Ctrl-C ends it; calls progress() with how much of the data has
+    been written."""
+    done = -len(header)
+    for part in itertools.chain([header], data):
+        view = memoryview(part)
+        while view.nbytes:
+            n = os.write(fd, view)
+            view, done = view[n:], done + n
+        progress(max(done, 0))

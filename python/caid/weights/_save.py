@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import stat
 from typing import Callable, NamedTuple
 
-from .._interfaces import _staging
-from . import _target
+from .._interfaces import _staging, _target
 from ._plan import CHUNK
 from ._safetensors import header_of, is_note
 from ._weights import elements_of
@@ -36,7 +34,7 @@ def _save(weights, path, arrays, metadata, progress):
     total = sum(array.nbytes for array in arrays.values())
     with _target.opened(path, len(header) + total) as fd:
         if stat.S_ISFIFO(os.fstat(fd).st_mode):
-            _write_in_order(fd, header, arrays, offsets, lambda done: progress(done, total))
+            _staging.write_in_order(fd, header, _in_order(arrays, offsets), lambda done: progress(done, total))
             return
         _write_arrays(weights, fd, arrays, offsets, lambda done: progress(done, total))
         progress(total, total)
@@ -61,24 +59,9 @@ def _tied(opened, text):
     return tied
 
 
-def _write_in_order(fd, header, arrays, offsets, progress):
-    """Writes to a pipe, from this thread, so that Ctrl-C ends it."""
-    done = -len(header)
-    for part in itertools.chain([header], _in_order(arrays, offsets)):
-        view = memoryview(part)
-        while view.nbytes:
-            n = os.write(fd, view)
-            view, done = view[n:], done + n
-        progress(max(done, 0))
-
-
 def _in_order(arrays, offsets):
     for key in sorted(arrays, key=offsets.__getitem__):
-        if not arrays[key].is_c_contiguous():
-            yield arrays[key].copy_to_host().reshape(-1).view("u1")
-        for chunk in _chunks({key: arrays[key]}, offsets):
-            with chunk.array as part:
-                yield part.copy_to_host()
+        yield from _staging.pieces(arrays[key])
 
 
 def _write_arrays(weights, fd, arrays, offsets, progress):

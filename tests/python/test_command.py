@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""caidctl load and save."""
+"""caidctl load, save, get and put."""
 
 import json
 import os
@@ -17,8 +17,8 @@ import pytest
 from conftest import PATIENCE_S, n_blocks, wait_until
 
 import caid
-from caid import weights
-from caid.weights import _command, _progress
+from caid import _command, weights
+from caid.weights import _progress
 
 CAIDCTL = str(pathlib.Path(os.environ["CAID_BUILD_DIR"]) / "bin" / "caidctl")
 
@@ -92,6 +92,13 @@ EXITS = [
     (LOCAL, "unrecognized arguments: --nam", "load m.safetensors --name=m --nam m"),
     (LOCAL, "load: /none.*no such socket", "load m.safetensors --name m --socket /none"),
     (REFUSED, 'save: no array "none/"', "save none file"),
+    (REFUSED, 'get: no array "none"', "get none file"),
+    (REFUSED, 'put: no pool "x"', "put a m.npy --pool=x"),
+    (LOCAL, "put: .*none", "put a none"),
+    (LOCAL, "put: EOF: reading magic string", "put a m.safetensors"),
+    (LOCAL, "put: Object arrays cannot be loaded", "put a objects.npy"),
+    (REFUSED, "put: dtype 'x'", "put a m.npy --dtype=x"),
+    (LOCAL, "unrecognized arguments: --dtype", "get a file --dtype=<f4"),
     (REFUSED, "load: 'm@7'", "load m.safetensors --name m@7"),
     (REFUSED, "load: '': a model's name", "load m.safetensors --name="),
     (REFUSED, "save: '/': a model's name", "save / file"),
@@ -100,10 +107,13 @@ EXITS = [
 
 def test_exit_statuses(daemon, caidctl, tmp_path):
     (tmp_path / "m.safetensors").write_bytes(b"")
+    numpy.save(tmp_path / "m.npy", numpy.arange(3))
+    numpy.save(tmp_path / "objects.npy", numpy.array([None]), allow_pickle=True)
+    before = sorted(os.listdir(tmp_path))
     for status, match, args in EXITS:
         done, out, err = caidctl(*args.split())
         assert (done, out) == (status, "") and re.match(f"caidctl.*: .*{match}", err) and "Traceback" not in err
-    assert os.listdir(tmp_path) == ["m.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 def test_the_package_of_the_folder_one_is_in_is_not_run(client, caidctl, path, tmp_path):
@@ -111,6 +121,92 @@ def test_the_package_of_the_folder_one_is_in_is_not_run(client, caidctl, path, t
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('run from here')")
     assert caidctl("load", path, "--name", "m", "-q")[::2] == (0, "")
+
+
+# --- get and put ---------------------------------------------------------------------------------
+
+RECORDS = numpy.array([((1, 2), 3.5), ((4, 5), 6.5)], [("x\u00e9", "<i4", (2,)), ("y", ">f8")])
+VALUES = [
+    numpy.arange(6, dtype="<f4").reshape(2, 3),
+    numpy.asfortranarray(numpy.arange(6, dtype=">i8").reshape(3, 2)),
+    numpy.float64(7),
+    numpy.empty((0, 3), "?"),
+    numpy.array(["2026-01-01", "NaT"], "M8[D]"),
+    RECORDS,
+]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_put_and_get(client, caidctl, tmp_path, value):
+    numpy.save(tmp_path / "in.npy", value)
+    status, out, err = caidctl("put", "a", "in.npy")
+    shown = client.show("a").entry
+    assert (status, out, err) == (0, f"a@{shown.generation}: {shown.typestr} {list(value.shape)}\n", "")
+    status, out, err = caidctl("--json", "get", "a", "out.npy")
+    told = {"name": "a", "generation": shown.generation, "typestr": shown.typestr, "shape": list(value.shape)}
+    assert (status, json.loads(out), err) == (0, {**told, "file": "out.npy"}, "")
+    found = numpy.load(tmp_path / "out.npy")
+    assert found.dtype == value.dtype
+    numpy.testing.assert_array_equal(found, value)
+
+
+def test_put_replaces_at_once(client, caidctl, tmp_path):
+    with client.create("a", data=[1, 2, 3]) as old:
+        numpy.save(tmp_path / "a.npy", numpy.arange(5))
+        assert caidctl("put", "a", "a.npy")[0] == 0
+        with client.open("a") as new:
+            assert (new.tolist(), old.tolist(), new.generation) == ([0, 1, 2, 3, 4], [1, 2, 3], old.generation + 1)
+    (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-1])
+    assert caidctl("put", "a", "a.npy")[:2] == (LOCAL, "")
+    with client.open("a") as same:
+        assert same.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_get_and_put_in_a_pipe(client, start, terminal):
+    """More than a piece of them. Nothing else goes to standard output."""
+    client.create("a", data=numpy.arange(3 << 20).reshape(3, -1)).close()
+    with start("get", "a") as get, start("put", "b", stdin=get.stdout) as put:
+        get.stdout.close()
+        assert put.wait(PATIENCE_S) == get.wait(PATIENCE_S) == 0
+        assert get.stderr.read() == f"a@{client.show('a').entry.generation}: <i8 [3, {1 << 20}]\n".encode()
+    with client.open("a") as a, client.open("b") as b:
+        assert (a.copy_to_host() == b.copy_to_host()).all()
+    _, its = terminal
+    with subprocess.Popen([CAIDCTL, "-s", client._socket, "get", "a"], stdout=its, stderr=subprocess.PIPE,
+                          env={**os.environ, "CAID_PYTHON": sys.executable}) as get:
+        assert b"standard output is a terminal: name a file" in get.stderr.read()
+    assert get.returncode == LOCAL
+
+
+def test_get_of_what_has_steps_and_of_types_that_numpy_has_no_word_for(client, caidctl, tmp_path):
+    values = numpy.arange(6, dtype="<f4").reshape(2, 3)
+    with client.create("f", values.shape, "<f4", order="F") as f, client.create("b", (2,), "bfloat16") as b:
+        f.copy_from(values)
+        b.copy_from(b"\x80\x3f\x00\x40")
+    assert caidctl("get", "f", "f.npy")[0] == caidctl("get", "b", "b.npy")[0] == 0
+    assert (numpy.load(tmp_path / "f.npy") == values).all()
+    assert numpy.load(tmp_path / "b.npy").tobytes() == b"\x80\x3f\x00\x40"
+    assert caidctl("put", "c", "b.npy", "--dtype=bfloat16", "-d0")[0] == caidctl("put", "h", "f.npy", "--dtype=<f2")[0] == 0
+    assert [client.show(name).entry.typestr for name in "ch"] == ["bfloat16", "<f2"]
+    with client.open("h") as h:
+        assert (h.copy_to_host() == values).all()
+
+
+def test_get_waits_for_who_writes(client, start, tmp_path):
+    with client.create("a", data=[1, 2]) as a, a.write() as view:
+        get = start("get", "a", "a.npy")
+        wait_until(lambda: client.show("a").entry.waiting)
+        view.copy_from(numpy.array([3, 4]))
+    with get:
+        assert get.wait(PATIENCE_S) == 0
+    assert numpy.load(tmp_path / "a.npy").tolist() == [3, 4]
+
+
+def test_get_of_a_set(client, caidctl):
+    client.publish_many("s/", {"a": numpy.zeros(1)})
+    status, _, err = caidctl("get", "s/", "s.npy")
+    assert status == LOCAL and "'s/' is a set" in err
+    assert caidctl("-p", client.show("s/").entry.pool, "get", "s/a", "a.npy")[0] == 0
 
 
 # --- progress ------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``caidctl load`` and ``caidctl save``, which become this program."""
+"""``caidctl load``, ``save``, ``get`` and ``put``, which become this program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import sys
 
 import caid
 
-from . import _progress, COLUMNS, FormatError, ROWS, load, open, save
+from ._interfaces import _npy
+from .weights import _progress, COLUMNS, FormatError, ROWS, load, open, save
 
 _OK, _LOCAL, _REFUSED = 0, 1, 2  # exit statuses, as caidctl's
 _OF_CLIENT = 64  # codes from here on are libcaid's, not the daemon's
@@ -38,10 +39,18 @@ def _parser():
     to_save = verbs.add_parser("save", help="write a model to a safetensors file", allow_abbrev=False)
     to_save.add_argument("name", help="of the model")
     to_save.add_argument("file")
-    for verb in to_load, to_save:
+    to_get = verbs.add_parser("get", help="write an array to a .npy file", allow_abbrev=False)
+    to_put = verbs.add_parser("put", help="put what a .npy file holds under a name", allow_abbrev=False)
+    for verb, stream in (to_get, "output"), (to_put, "input"):
+        verb.add_argument("name", help="of the array")
+        verb.add_argument("file", nargs="?", help=f"standard {stream} without it")
+    to_put.add_argument("--device", "-d", default="0", help="index or UUID")
+    to_put.add_argument("--dtype", help="what the elements become: bfloat16, <f2, ...")
+    for verb in to_load, to_save, to_get, to_put:
         verb.add_argument("--pool", "-p", help="instead of your own")
         verb.add_argument("--socket", "-s", metavar="PATH", help="the daemon's")
         verb.add_argument("--json", "-j", action="store_true", help="for programs")
+    for verb in to_load, to_save:
         verb.add_argument("--quiet", "-q", action="store_true", help="no progress")
     return parser
 
@@ -74,14 +83,23 @@ class _Interrupts:
 
         def tell(done, total):
             show(done, total)
-            self._is_late = done >= total
+            if done >= total:
+                self.are_late()
 
         return tell
+
+    def are_late(self):
+        """From now on nothing can be undone."""
+        self._is_late = True
 
 
 def _shown(args, interrupts, what):
     show = _progress.none if args.quiet else _progress.shown(what)
     return interrupts.until_all_is_done(show)
+
+
+def _device(args):
+    return int(args.device) if args.device.isdecimal() else args.device
 
 
 def _load(parser, args, client, interrupts):
@@ -90,7 +108,7 @@ def _load(parser, args, client, interrupts):
         args.model,
         args.name,
         pool=args.pool,
-        device=int(args.device) if args.device.isdecimal() else args.device,
+        device=_device(args),
         dtype=args.dtype,
         only=args.only,
         shard=_shard(parser, args),
@@ -110,10 +128,39 @@ def _save(_parser, args, client, interrupts):
     return result, "{name}@{version}: {file}"
 
 
+def _get(parser, args, client, _interrupts):
+    if args.file is None and sys.stdout.isatty():
+        parser.error("get: standard output is a terminal: name a file")
+    with client.open(args.name, pool=args.pool) as array:
+        if array._memory.members:
+            raise ValueError(f"{args.name!r} is a set, of which each array has a name; caidctl save takes all")
+        with array.read() as view:
+            _npy.write(view, args.file)
+        return _told(array, array.generation, args)
+
+
+def _put(_parser, args, client, interrupts):
+    data = _npy.read(args.file)
+    with client.array(data, args.dtype, pool=args.pool, device=_device(args)) as array:
+        interrupts.are_late()
+        return _told(array, array.publish(args.name), args)
+
+
+def _told(array, generation, args):
+    typestr = array._layout.element.type_name
+    result = {"name": args.name, "generation": generation, "typestr": typestr, "shape": list(array.shape), "file": args.file}
+    return result, "{name}@{generation}: {typestr} {shape}"
+
+
 def _beside(args):
-    """Standard output, unless that is what the model is saved to."""
-    is_saved_to = args.verb == "save" and os.path.samestat(os.stat(args.file), os.fstat(1))
-    return sys.stderr if is_saved_to else sys.stdout
+    """Standard output, unless that is what is written to."""
+    if args.verb not in ("save", "get"):
+        return sys.stdout
+    is_written_to = args.file is None or os.path.samestat(os.stat(args.file), os.fstat(1))
+    return sys.stderr if is_written_to else sys.stdout
+
+
+_VERBS = {"load": _load, "save": _save, "get": _get, "put": _put}
 
 
 def _open_standard_streams():
@@ -133,8 +180,8 @@ def main(argv: list[str] | None = None) -> int:
     sys.stdout.reconfigure(errors="surrogateescape")  # a file's name may be any bytes
     try:
         with caid.connect(args.socket, name=f"caidctl {args.verb}") as client:
-            result, line = (_load if args.verb == "load" else _save)(parser, args, client, interrupts)
-    except (OSError, ValueError, TypeError, FormatError, ImportError) as e:
+            result, line = _VERBS[args.verb](parser, args, client, interrupts)
+    except (OSError, ValueError, TypeError, FormatError, ImportError, MemoryError) as e:
         print(f"caidctl: {args.verb}: {e}", file=sys.stderr)
         code = getattr(e, "code", _OF_CLIENT)
         return _LOCAL if code >= _OF_CLIENT else _REFUSED
