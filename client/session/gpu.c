@@ -97,18 +97,32 @@ gpu_current(const struct drv *drv)
     return drv->cu.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
 }
 
-CUresult
-gpu_synchronize(const struct drv *drv, CUcontext context, CUevent event)
+int
+gpu_relax(const struct drv *drv)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 
+    return drv->cu.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS ? (int)mode : -1;
+}
+
+void
+gpu_unrelax(const struct drv *drv, int before)
+{
+    CUstreamCaptureMode mode = (CUstreamCaptureMode)before;
+
+    if (before >= 0)
+        drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+CUresult
+gpu_synchronize(const struct drv *drv, CUcontext context, CUevent event)
+{
     CUresult result = drv->cu.cuCtxPushCurrent(context);
     if (result != CUDA_SUCCESS)
         return result;
-    CUresult relaxed = drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
+    int mode = gpu_relax(drv);
     result = event ? drv->cu.cuEventSynchronize(event) : drv->cu.cuCtxSynchronize();
-    if (relaxed == CUDA_SUCCESS)
-        drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
+    gpu_unrelax(drv, mode);
     gpu_pop(drv);
     return result;
 }

@@ -93,6 +93,11 @@ CUresult gpu_captures(const struct drv *drv, CUstream stream, bool *ret);
 /* The thread's current context, or NULL. */
 CUcontext gpu_current(const struct drv *drv);
 
+/* From gpu_relax() on, until gpu_unrelax() is given what that gave, this thread's driver calls do
+ * not end captures of other threads. */
+int gpu_relax(const struct drv *drv);
+void gpu_unrelax(const struct drv *drv, int before);
+
 /* Waits for the event or, if that is NULL, for all work of the context. The thread's capture mode
  * is relaxed meanwhile. Not under a lock. */
 CUresult gpu_synchronize(const struct drv *drv, CUcontext context, CUevent event);

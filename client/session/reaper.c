@@ -29,12 +29,11 @@ reaper_init(struct reaper *reaper)
 void
 reaper_leave_captures_alone(struct caid_client *client)
 {
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     const struct drv *drv = client->gpu.drv;
 
     if (client->reaper.relaxed || !drv)
         return;
-    drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
+    gpu_relax(drv);
     client->reaper.relaxed = true;
 }
 

@@ -97,8 +97,8 @@ copy_marked(struct client_object *self, const struct caid_copy *options, PyObjec
     Py_RETURN_NONE;
 }
 
-/* Makes either kind of copy with the leases pinned. This is done in C, since Python may raise
- * KeyboardInterrupt between any two lines. */
+/* Makes a copy, of the kind that the mark says, with the leases pinned. This is done in C, since
+ * Python may raise KeyboardInterrupt between any two lines. */
 static PyObject *
 copy_pinned(struct client_object *self, const struct caid_copy *options, PyObject *leases,
             PyObject *mark, PyObject *lists)
@@ -106,9 +106,14 @@ copy_pinned(struct client_object *self, const struct caid_copy *options, PyObjec
     Py_ssize_t n_pinned = py_leases_pin(self->state, leases, NULL);
     PyObject *result = NULL;
 
-    if (n_pinned == PyTuple_GET_SIZE(leases))
-        result = mark == Py_None ? py_none(PY_CLIENT_CALL(self, caid_copy(c, options, &error)))
-                                 : copy_marked(self, options, mark, lists);
+    if (n_pinned < PyTuple_GET_SIZE(leases))
+        result = NULL;
+    else if (mark == Py_None)
+        result = py_none(PY_CLIENT_CALL(self, caid_copy(c, options, &error)));
+    else if (mark == Py_True)
+        result = py_none(PY_CLIENT_CALL(self, cuda_copy_aside(c, options, &error)));
+    else
+        result = copy_marked(self, options, mark, lists);
     py_leases_unpin(leases, n_pinned);
     return result;
 }
@@ -116,9 +121,9 @@ copy_pinned(struct client_object *self, const struct caid_copy *options, PyObjec
 static int
 mark_check(const struct client_object *self, PyObject *mark)
 {
-    if (mark == Py_None || py_mark_is_of(mark, self))
+    if (mark == Py_None || mark == Py_True || py_mark_is_of(mark, self))
         return 0;
-    PyErr_SetString(PyExc_TypeError, "mark: a Mark of the client, or None, is needed");
+    PyErr_SetString(PyExc_TypeError, "mark: a Mark of the client, True, or None, is needed");
     return -1;
 }
 
@@ -152,7 +157,7 @@ py_client_copy(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     options.src_strides = src_strides.v;
     options.shape = shape.v;
     options.ndim = shape.n;
-    if (mark != Py_None)
+    if (mark != Py_None && mark != Py_True)
         options.stream = py_mark_stream(mark);
     return copy_pinned(self, &options, leases, mark, lists);
 }

@@ -5,7 +5,7 @@ Every failure of libcaid raises the class of ``caid._base._errors`` for its code
 """
 
 from os import PathLike
-from typing import Any, Callable, Optional, TypeVar, Union
+from typing import Any, Callable, Literal, Optional, TypeVar, Union
 
 from typing_extensions import Buffer, Self
 
@@ -155,7 +155,7 @@ class Client:
         src_on_host: bool,
         device: int,
         leases: tuple[Lease, ...],
-        mark: Optional[Mark],
+        mark: Union[Mark, Literal[True], None],  # True: on a stream of its own, which waits for nothing
         lists: tuple[list[Mark], ...],
         /,
     ) -> None: ...

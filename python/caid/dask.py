@@ -135,7 +135,7 @@ class _Contents:
         self._array = array
 
     def __repr__(self):
-        return f"the contents of {self._array!r}"
+        return f"the contents of {self._array._told()}"
 
     def __reduce__(self):
         raise TypeError(f"{self!r} are in device memory")

@@ -322,7 +322,9 @@ cuda_event_query(struct cuda_event *event, struct caid_error *error)
     int r = event_push(event, &made, &drv, error);
     if (r < 0 || !made)
         return r < 0 ? r : 1;
+    int mode = gpu_relax(drv);
     CUresult result = drv->cu.cuEventQuery(made);
+    gpu_unrelax(drv, mode);
     gpu_pop(drv);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
         return result == CUDA_SUCCESS;

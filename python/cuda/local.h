@@ -90,6 +90,10 @@ int cuda_read(struct caid_client *client, int32_t device, uint64_t stream,
 
 /* ---- streams ---- */
 
+/* caid_copy(), on a stream of its own: it comes after nothing, waits for nothing but itself, and
+ * ends no capture of a graph, on whatever stream and in whichever thread that is. */
+int cuda_copy_aside(struct caid_client *client, const struct caid_copy *given,
+                    struct caid_error *error);
 /* 1: nothing is left on it. 0: something is. */
 int cuda_stream_query(struct caid_client *client, uint64_t stream, int32_t device,
                       struct caid_error *error);

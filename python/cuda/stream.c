@@ -16,12 +16,43 @@ cuda_stream_query(struct caid_client *client, uint64_t handle, int32_t device,
     int r = stream_enter(client, handle, device, &stream, error);
     if (r < 0)
         return r;
+    int mode = gpu_relax(stream.drv);
     CUresult result = stream.drv->cu.cuStreamQuery(stream.handle);
+    gpu_unrelax(stream.drv, mode);
     stream_leave(&stream);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
         return result == CUDA_SUCCESS;
     return stream_result(client, &stream, "cuStreamQuery", result,
                          "cannot ask for a stream's work", error);
+}
+
+int
+cuda_copy_aside(struct caid_client *client, const struct caid_copy *given,
+                struct caid_error *error)
+{
+    struct caid_copy copy = *given;
+    const struct drv *drv = NULL;
+    struct caid_error unseen;
+    CUstream stream;
+
+    int r = gpu_push(client, copy.device, &drv, error);
+    if (r < 0)
+        return r;
+    int mode = gpu_relax(drv);
+    CUresult result = drv->cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+    r = gpu_result(drv, "cuStreamCreate", result, "cannot make a stream", error);
+    if (r == 0) {
+        copy.stream = (uintptr_t)stream;
+        r = caid_copy(client, &copy, error);
+        result = drv->cu.cuStreamSynchronize(stream);
+        int waited = gpu_result(drv, "cuStreamSynchronize", result, "cannot copy",
+                                r < 0 ? &unseen : error);
+        r = r < 0 ? r : waited;
+        drv->cu.cuStreamDestroy(stream);
+    }
+    gpu_unrelax(drv, mode);
+    gpu_pop(drv);
+    return r;
 }
 
 struct stream_callback {

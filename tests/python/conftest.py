@@ -153,10 +153,10 @@ class Stream:
         self.call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(out.ctypes.data), address, n, self.handle)
 
     @contextlib.contextmanager
-    def captures(self):
+    def captures(self, mode=2):
         """A graph, of nothing, in mode RELAXED as CuPy's. It fails where something has ended it."""
         graph = ctypes.c_void_p()
-        self.call("cuStreamBeginCapture_v2", self.handle, 2)
+        self.call("cuStreamBeginCapture_v2", self.handle, mode)
         yield
         self.call("cuStreamEndCapture", self.handle, ctypes.byref(graph))
         self.call("cuGraphDestroy", graph)

@@ -31,7 +31,7 @@ def test_attributes(weights, client):
     assert (a.device, a.readonly, a.closed) == (0, False, False)
     assert a.ptr > 0
     assert a.is_c_contiguous() and not a.is_f_contiguous()
-    assert repr(a) == "<caid.Array 'weights' shape=(4, 6) typestr='<f4' device=0 mode='rw'>"
+    assert repr(a).startswith("<caid.Array 'weights' shape=(4, 6) typestr='<f4' device=0 mode='rw'\n [[")
 
 
 def test_an_unnamed_array(client):

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elements of an array as values of Python, what is not computed, and Numba's names."""
 
+import contextlib
+import ctypes
 import operator
+import os
+import signal
 
 import pytest
+from conftest import PATIENCE_S, Held, forked, in_thread
+from restarts import Restarts
 
 import caid
 
@@ -88,3 +94,118 @@ def test_numbas_names(client, a, streams):
     for array, section in ((a, 1), (flat[::2], 1), (flat, 0)):
         with pytest.raises(ValueError, match="split"):
             array.split(section)
+
+
+# --- repr() ---------------------------------------------------------------------------------------
+
+
+def told(array):
+    """(what repr() says the array is, its values or "")"""
+    what, _, values = repr(array).partition("mode='rw'")
+    return what, values[:-1]
+
+
+def text(host):
+    return np.array2string(host, separator=", ", prefix=" ")
+
+
+@pytest.mark.parametrize("memory", ["device", "pinned", "mapped", "managed", "legacy"])
+def test_repr_shows_what_is_small(client, memory):
+    host = np.arange(24, dtype="<i4").reshape(4, 6)
+    with client.create("x", data=host, memory=memory) if memory != "managed" else client.array(host, memory=memory) as a:
+        assert repr(a).startswith("<caid.Array") and "shape=(4, 6) typestr='<i4' device=" in repr(a)
+        assert told(a)[1] == "\n " + text(host) and repr(a).endswith("]]>")
+        for view, of in ((a[1], host[1]), (a[::-1, ::2], host[::-1, ::2]), (a[2, 3], host[2, 3]), (a.T, host.T)):
+            assert told(view)[1].lstrip("\n")[1:] == text(of)
+        assert told(a[:0])[1] == ""
+    with client.create("y", data=host) as a, client.open("y") as b:
+        assert repr(b).endswith("mode='r'\n " + text(host) + ">") and told(a)[1] in repr(b)
+
+
+def test_repr_of_types(client):
+    record = np.array([(1, b"ab"), (2, b"")], dtype=[("n", "<i2"), ("s", "S3")])
+    with client.array(record) as a, client.empty(2, "bfloat16") as b:
+        assert told(a)[1] == " [(1, b'ab'), (2, b'')]"
+        with contextlib.suppress(ImportError):
+            import ml_dtypes  # noqa: F401
+
+            pytest.skip("ml_dtypes is installed")
+        assert told(b) == ("<caid.Array shape=(2,) typestr='bfloat16' device=0 ", "")  # as bytes they would tell nothing
+        with pytest.raises(caid.UnsupportedError, match="ml_dtypes"):
+            b.fill(1)
+
+
+def test_repr_of_what_is_large_copies_nothing(client, soft):
+    with client.zeros(1000, "|u1") as a, client.zeros(1001, "|u1") as b, client.zeros(2, "|V32768") as c, client.zeros(3, "|V32768") as d:
+        assert [bool(told(array)[1]) for array in (a, b, c, d)] == [True, False, True, False]
+        assert told(a)[1].count("0") == 1000 and "..." not in repr(a)
+
+
+def test_repr_waits_for_no_work(client, other, a, streams):
+    """Neither for this process's, nor for what others write, nor for whoever has the default stream."""
+    s, _ = streams
+    data = caid.pinned_array(6, "<i4", client=client).reshape(2, 3)
+    data[:] = 7
+    values = told(a)[1]
+    s.hold_up()
+    a.copy_from_host(data, stream=s.number)
+    assert told(a)[1] == ""
+    s.gate.set()
+    s.synchronize()
+    assert values != told(a)[1] == "\n [[7, 7, 7],\n  [7, 7, 7]]"
+    stream = client.stream()
+    with stream, a.bind(stream) as bound, Held(stream):
+        assert told(bound)[1] == told(a)[1] == ""
+    with stream if not stream.closed else client.stream() as stream, a.write(stream) as v:
+        assert told(v)[1] != ""
+        with Held(stream):
+            assert told(v)[1] == ""
+    a.publish("x")
+    with other.open("x", "rw") as b, b.write():  # as it lies there: the daemon is not asked
+        assert told(a)[1] == told(b)[1] == "\n [[7, 7, 7],\n  [7, 7, 7]]"
+
+
+def test_repr_beside_the_default_stream(client, a, stream):
+    with client.empty(1000) as b:
+        address = ctypes.c_uint64(b.ptr)
+        stream.hold_up()
+        stream.call("cuMemsetD8Async", address, 1, ctypes.c_size_t(8), None)  # it waits for that one, and blocking streams for it
+        assert told(a)[1] == "\n [[0, 1, 2],\n  [3, 4, 5]]"
+        stream.gate.set()
+
+
+def test_repr_ends_no_capture(client, a, stream, streams):
+    a.copy_from_host(np.zeros((2, 3), "<i4"), stream=streams[0].number)
+    streams[0].synchronize()
+    for mode in 0, 2:
+        with stream.captures(mode):
+            thread, said = in_thread(lambda: (repr(a), repr(a.view().bind(stream.number))))
+            thread.join(PATIENCE_S)
+            assert "[[0, 0, 0]" in said[0][0] and said[0][1].endswith("'rw'>"), said
+            assert "[[0, 0, 0]" in repr(a)
+
+
+def test_repr_raises_nothing(client, tmp_path, a):
+    with client.create("s", data=np.arange(3), exclusive=True) as b:
+        client.publish_many("t/", {"k": b})
+    with client.open_set("t/") as s, s["k"] as k:
+        assert repr(k).endswith(" [0, 1, 2]>")
+        s.unmap()
+        assert repr(k).endswith(" mode='r'>")
+        s.map()
+        assert repr(k).endswith(" [0, 1, 2]>")
+    shown = repr(a)
+    forked(work=lambda: operator.ne(repr(a), shown[: shown.index("\n")] + ">") and 1 / 0)
+    with contextlib.closing(Restarts(tmp_path)) as r, r.connect() as c, c.array([1, 2]) as one:
+        r.end()
+        assert repr(one).endswith("mode='rw' [1, 2]>")  # nobody is asked
+        r.start()
+    with caid.LocalDaemon() as d, d.connect() as c, c.array([1, 2]) as one:
+        os.kill(d.pid, signal.SIGKILL)
+        d.stop()
+        assert repr(one).startswith("<caid.Array shape=(2,)")
+    a.close()
+    assert repr(a) == "<caid.Array closed>"
+    with pytest.warns(ResourceWarning, match="unclosed <caid.Array shape=.2,. typestr='<i8' device=0 mode='rw'>$"):
+        del one
+        client.array([1, 2])

@@ -198,6 +198,17 @@ def wait(memory):
         each.synchronize()
 
 
+def is_idle(memory, stream=None):
+    """Whether none of the work on a memory that is known of, nor any on this stream, is under way. Waits for
+    nothing, and ends no capture of a graph. Raises Error where that cannot be told."""
+    if memory.pending is not None and memory.pending.unfinished():
+        return False
+    streams = [] if memory.pending is None else memory.pending.streams()
+    streams += [] if stream is None else [stream]
+    client, device = memory.client, max(memory.mapped_device, 0)
+    return all(client._stream_wrap(_any_stream.handle(each), device)._query() for each in streams)
+
+
 def follow(client, device, before, after):
     """What is enqueued on the stream `after` from here on comes after what is on `before`."""
     here = mark(client, device, before)

@@ -219,7 +219,7 @@ class Reference(Closing):
         layout = array._layout
         same = (self.shape, self._element()) == (layout.shape, layout.element)
         if not same or not _geometry.is_contiguous(self.shape, self.strides, layout.strides):
-            raise corrupt(f"{self!r} does not match the array that is there: {array!r}")
+            raise corrupt(f"{self!r} does not match the array that is there: {array._told()}")
         return array
 
     def _part_of(self, whole):

@@ -171,7 +171,7 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         if not getattr(self, "_share", None):  # None: it was not made yet
             return
         if self._root and self._memory._live:
-            _warn(f"unclosed {self!r}", ResourceWarning, source=self)
+            _warn(f"unclosed {self._told()}", ResourceWarning, source=self)
         self.close()
 
     @property
@@ -185,6 +185,10 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         self._memory.check()
 
     def __repr__(self):
+        return self._told(_values.shown)
+
+    def _told(self, values=lambda _array: ""):
+        """What it is, and what values() gives of it where its memory is there."""
         name = "" if self.name is None else f" {self.name!r}"
         if self.closed:
             return f"<caid.Array{name} closed>"
@@ -194,7 +198,7 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         if why is not None:
             return f"<caid.Array{what} missing: {type(why).__name__}: {why}>"
         memory = "" if self.memory in ("device", None) else f" memory={self.memory!r}"
-        return f"<caid.Array{what} device={self.device}{memory} mode={mode!r}>"
+        return f"<caid.Array{what} device={self.device}{memory} mode={mode!r}{values(self)}>"
 
     # --- other processes --------------------------------------------------------------------
 

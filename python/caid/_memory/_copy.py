@@ -139,6 +139,11 @@ def copy(target, source, stream=None):
     _run(target, source, None if _any_stream.is_default(stream) else stream)
 
 
+def peek(array, out):
+    """Copies the elements to a NumPy array, as they lie there: nobody's work is waited for."""
+    _call(_ndarray(out), device(array), array.shape, True)
+
+
 def _refuse(target):
     if target.array is not None:
         raise read_only(f"{target.array._label} is read-only")

@@ -10,11 +10,33 @@ import struct
 
 from .._base import _typestr
 from .._base._errors import unsupported
+from .._handoff import _pending
 from . import _cai, _copy
 
 # Types whose plain values need no NumPy, with their codes in the module struct.
 _CODES = {"b1": "?", "f2": "e", "f4": "f", "f8": "d"}
 _CODES.update({"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"})
+
+
+# What repr() shows the values of: as many elements as NumPy prints all of, of no more bytes than this.
+_SHOWN, _SHOWN_BYTES = 1000, 1 << 16
+
+
+def shown(array):
+    """The elements as text, as they lie there; "" where they are many, or could not be had at once, for
+    whatever reason."""
+    try:
+        if not 0 < array.size <= _SHOWN or array.nbytes > _SHOWN_BYTES:
+            return ""
+        if not _pending.is_idle(array._memory, array._live_stream):
+            return ""
+        np = _typestr.numpy()
+        host = np.empty(array.shape, _dtype(array._layout.element))
+        _copy.peek(array, host)
+        text = np.array2string(host, separator=", ", prefix=" ")
+    except Exception:
+        return ""
+    return ("\n " if "\n" in text else " ") + text
 
 
 def fill(array, value, stream):
@@ -47,7 +69,7 @@ def _bytes_of(value, element):
 
 def _dtype(element):
     dtype = _typestr.to_numpy(element)
-    if element.name is not None and dtype.kind == "V" and dtype.isbuiltin == 1:
+    if element.name is not None and dtype.kind == "V" and dtype.isbuiltin != 2:
         raise unsupported(f"values of type {element.name} need the package ml_dtypes")
     return dtype
 
