@@ -137,13 +137,13 @@ get_leases(struct caid_client *client, struct array_request *request, struct cai
     if (r < 0)
         return r;
     struct array_call *call = call_for(request);
-    if (call) {
-        r = call_run(client, &call->call, error);
-        request->refusal = call->call.error.code;
-    } else {
-        r = fail_errno(error, ENOMEM, "no memory for a request");
+    if (!call) {
+        lease_unreserve(client, request->n_wanted);
+        return fail_errno(error, ENOMEM, "no memory for a request");
     }
-    if (!call || !call->call.left)
+    r = call_run(client, &call->call, error);
+    request->refusal = call->call.error.code;
+    if (!call->call.left)
         lease_unreserve(client, request->n_wanted - request->n_got);
     call_free(&call->call);
     return r;
