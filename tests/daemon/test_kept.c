@@ -464,7 +464,7 @@ model_step(struct model *m)
     }
 }
 
-CAID_TEST_BETWEEN(kept, histories, begin(), end(), .timeout = 120)
+CAID_TEST_BETWEEN(kept, histories, begin(), end(), .timeout = 60)
 {
     struct model m = {0};
 
