@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Figures have a fixed order, so that a page begins where the one before it ended: those of all,
- * those of each user, those of each pool. A place is the number of one among those of all, or of
- * its user, whose uid and one is then above UID_SHIFT, or of its pool, whose name is with it.
+ * Figures have a fixed order, so that a portion begins where the one before it ended: those of
+ * all, those of each user, those of each pool. The place of a figure is its number among those of
+ * all, of its user or of its pool. Above UID_SHIFT it has the user's uid plus one; the pool's name
+ * is beside it.
  */
 #include "device.h"
 #include "request.h"
@@ -11,8 +12,8 @@
 
 struct listing {
     struct core *core;
-    struct pager pager;
-    uint64_t at, from; /* the next figure; those before `from` are on other pages */
+    struct portion portion;
+    uint64_t at, from; /* the next figure; those before `from` are in other portions */
     uint64_t who;      /* above UID_SHIFT */
     bool of_all;
     struct msg_metric metric; /* whose it is, and of what, while that is the same */
@@ -27,8 +28,8 @@ put(struct listing *l, const char *name, const char *kind, uint64_t value)
     l->metric.name = MSG_STR(name);
     l->metric.kind = msg_str_opt(kind);
     l->metric.value = value;
-    if (at < l->from || l->pager.more ||
-        pager_add(&l->pager, &l->metric, msg_metric_size(&l->metric)))
+    if (at < l->from || l->portion.more ||
+        portion_add(&l->portion, &l->metric, msg_metric_size(&l->metric)))
         return;
     l->result.from = l->who | at;
     l->result.pool = l->metric.pool;
@@ -173,7 +174,8 @@ list_users(struct listing *l, struct user *user, uint64_t from)
 
     if (all)
         user = RB_NFIND(users, &l->core->users, &key);
-    for (; user && !l->pager.more; user = all ? RB_NEXT(users, &l->core->users, user) : NULL) {
+    for (; user && !l->portion.more;
+         user = all ? RB_NEXT(users, &l->core->users, user) : NULL) {
         l->who = ((uint64_t)user->uid + 1) << UID_SHIFT;
         l->at = 0;
         l->from = from > l->who ? from - l->who : 0;
@@ -190,7 +192,7 @@ list_pools(struct listing *l, const struct conn *conn, const struct msg_metrics_
 {
     struct pool *pool = pool_find_from(l->core, p->pool);
 
-    for (; pool && !l->pager.more; pool = RB_NEXT(pools, &l->core->pools, pool)) {
+    for (; pool && !l->portion.more; pool = RB_NEXT(pools, &l->core->pools, pool)) {
         if (!pool_may(pool, conn, MAY_READ))
             continue;
         l->metric.pool = MSG_STR(pool->name);
@@ -205,21 +207,21 @@ list_pools(struct listing *l, const struct conn *conn, const struct msg_metrics_
 HANDLER(on_metrics)
 {
     const struct msg_metrics_params *p = params;
-    _cleanup_free_ struct msg_metric *metrics = calloc(PAGE_MAX, sizeof(*metrics));
+    _cleanup_free_ struct msg_metric *metrics = calloc(PORTION_MAX, sizeof(*metrics));
     struct listing l = {.core = core,
-                        .pager = PAGER(core, metrics, PAGE_MAX),
+                        .portion = PORTION(core, metrics, PORTION_MAX),
                         .result.metrics = metrics};
 
     if (!metrics)
         return -ENOMEM;
     if (p->pool.n == 0 && p->from >> UID_SHIFT == 0)
         list_all(&l, p->from);
-    if (p->pool.n == 0 && !l.pager.more)
+    if (p->pool.n == 0 && !l.portion.more)
         list_users(&l, conn->user, p->from);
-    if (!l.pager.more)
+    if (!l.portion.more)
         list_pools(&l, conn, p);
-    l.result.n_metrics = l.pager.n;
-    l.result.more = l.pager.more;
+    l.result.n_metrics = l.portion.n;
+    l.result.more = l.portion.more;
     send_result(core, conn, id, MSG_METRICS, &l.result, NULL, 0);
     return 0;
 }

@@ -17,16 +17,16 @@ static void
 monitor_send(struct core *core, struct monitor *m)
 {
     struct msg_message messages[TELL_MAX];
-    struct pager pager = PAGER(core, messages, TELL_MAX);
+    struct portion portion = PORTION(core, messages, TELL_MAX);
     struct msg_monitor_result result = {.messages = messages};
     const struct kept *kept;
 
     for (; m->start < m->end; m->start += kept->bytes) {
         kept = (const struct kept *)(m->kept + m->start);
-        if (!pager_add(&pager, &kept->message, msg_message_size(&kept->message)))
+        if (!portion_add(&portion, &kept->message, msg_message_size(&kept->message)))
             break;
     }
-    result.n_messages = pager.n;
+    result.n_messages = portion.n;
     if (m->start == m->end) {
         result.lost = m->n_lost;
         m->start = m->end = m->n_lost = 0;

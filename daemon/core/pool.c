@@ -262,9 +262,9 @@ pool_find_writable(struct core *core, const struct conn *conn, struct msg_str na
 }
 
 int
-pools_list(struct core *core, const struct conn *conn, struct pager *pager, bool all,
+pools_list(struct core *core, const struct conn *conn, struct portion *portion, bool all,
            struct msg_str name,
-           void (*add)(const struct core *core, struct pager *pager, struct pool *pool,
+           void (*add)(const struct core *core, struct portion *portion, struct pool *pool,
                        const void *params, bool resumed),
            const void *params, struct refusal *r)
 {
@@ -273,13 +273,13 @@ pools_list(struct core *core, const struct conn *conn, struct pager *pager, bool
     if (!all) {
         if (pool_find_readable(core, conn, name, &pool, r))
             return REFUSED;
-        add(core, pager, pool, params, true);
+        add(core, portion, pool, params, true);
         return 0;
     }
-    for (pool = pool_find_from(core, name); pool && !pager->more;
+    for (pool = pool_find_from(core, name); pool && !portion->more;
          pool = RB_NEXT(pools, &core->pools, pool))
         if (pool_may(pool, conn, MAY_READ))
-            add(core, pager, pool, params, msg_str_eq(name, pool->name));
+            add(core, portion, pool, params, msg_str_eq(name, pool->name));
     return 0;
 }
 

@@ -117,11 +117,11 @@ void refusal_fill_name(struct refusal *r, const char *what, struct msg_str pool,
                        struct msg_str name);
 #define refuse_name(...) (refusal_fill_name(__VA_ARGS__), REFUSED)
 
-/* Fills a page from the pool of that name, or from all that conn may read, beginning at that name.
+/* Fills a portion from the pool of that name, or from all that conn may read, from that name on.
  * `resumed`: the list goes on in this pool, after what the client has. */
-int pools_list(struct core *core, const struct conn *conn, struct pager *pager, bool all,
+int pools_list(struct core *core, const struct conn *conn, struct portion *portion, bool all,
                struct msg_str name,
-               void (*add)(const struct core *core, struct pager *pager, struct pool *pool,
+               void (*add)(const struct core *core, struct portion *portion, struct pool *pool,
                            const void *params, bool resumed),
                const void *params, struct refusal *r);
 struct zone *pool_zone(const struct core *core, struct pool *pool, uint32_t device,

@@ -25,12 +25,12 @@ room_take(struct room *room, size_t bytes, size_t fds)
 }
 
 bool
-pager_add(struct pager *pager, const void *record, size_t bytes)
+portion_add(struct portion *portion, const void *record, size_t bytes)
 {
-    pager->more = pager->n == pager->max || !room_take(&pager->room, bytes, 0);
-    if (!pager->more)
-        memcpy((char *)pager->records + pager->n++ * pager->size, record, pager->size);
-    return !pager->more;
+    portion->more = portion->n == portion->max || !room_take(&portion->room, bytes, 0);
+    if (!portion->more)
+        memcpy((char *)portion->records + portion->n++ * portion->size, record, portion->size);
+    return !portion->more;
 }
 
 void

@@ -30,10 +30,10 @@ struct room {
 struct room room_init(const struct core *core);
 bool room_take(struct room *room, size_t bytes, size_t fds);
 
-/* A page of a list: as many records as there is room for. The client asks again for the others. */
-#define PAGE_MAX 512 /* records in a page of most lists */
+/* A portion of a list: as many records as fit. The client asks again for the others. */
+#define PORTION_MAX 512 /* records, of most lists */
 
-struct pager {
+struct portion {
     struct room room;
     void *records; /* the caller's array, of elements of `size` bytes */
     size_t size;
@@ -41,17 +41,17 @@ struct pager {
     bool more; /* there are more records than there is room for */
 };
 
-#define PAGER(core, v, n_max)                                                         \
+#define PORTION(core, v, n_max)                                                       \
     {                                                                                 \
         .room = room_init(core), .records = (v), .size = sizeof(*(v)), .max = (n_max) \
     }
 
-/* Adds a record that takes so many bytes of a reply. false: the page is full. */
-bool pager_add(struct pager *pager, const void *record, size_t bytes);
-/* Sends the page as the result of the method. */
-#define SEND_PAGE(core, conn, id, NAME, result, list, pager)    \
-    send_result(core, conn, id, MSG_##NAME,                     \
-                &(struct msg_##result){.list = (pager).records, \
-                                       .n_##list = (pager).n,   \
-                                       .more = (pager).more},   \
+/* Adds a record that takes so many bytes of a reply. false: the portion is full. */
+bool portion_add(struct portion *portion, const void *record, size_t bytes);
+/* Sends the portion as the result of the method. */
+#define SEND_PORTION(core, conn, id, NAME, result, list, portion) \
+    send_result(core, conn, id, MSG_##NAME,                       \
+                &(struct msg_##result){.list = (portion).records, \
+                                       .n_##list = (portion).n,   \
+                                       .more = (portion).more},   \
                 NULL, 0)

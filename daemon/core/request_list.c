@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * list, show, unnamed, ranges: what there is, a page at a time.
+ * list, show, unnamed, ranges: what there is, in portions.
  */
 #include "array.h"
 #include "device.h"
@@ -9,7 +9,7 @@
 #include "ticket.h"
 
 #define HOLDERS_MAX     2048 /* holders in one show */
-#define UNNAMED_MAX     128  /* arrays in one page */
+#define UNNAMED_MAX     128  /* arrays in one portion */
 #define UNNAMED_HOLDERS 16   /* holders of each */
 #define RANGES_MAX      2048 /* ranges of a block that are listed one by one */
 
@@ -65,8 +65,8 @@ member_record(const struct core *core, const struct array *set, const struct arr
 
 /* ---- list ---- */
 
-struct list_page {
-    struct pager pager;
+struct list_portion {
+    struct portion portion;
     char (*names)[PROTO_NAME_MAX]; /* full names of members, one for each record and one more */
 };
 
@@ -92,10 +92,10 @@ key_part(const struct array *set, struct msg_str name)
     return has_prefix(name, array_name(set)) ? set_key(set, name) : (struct msg_str){0};
 }
 
-/* Lists the set's keys after that one; `under`: with the set's name before them. false: the page is
- * full. */
+/* Lists the set's keys after that one; `under`: with the set's name before them. false: the portion
+ * is full. */
 static bool
-list_members(const struct core *core, struct list_page *page, const struct array *set,
+list_members(const struct core *core, struct list_portion *l, const struct array *set,
              struct msg_str after, struct msg_str prefix, bool under)
 {
     uint32_t n_name = under ? set->n_name : 0;
@@ -103,12 +103,12 @@ list_members(const struct core *core, struct list_page *page, const struct array
 
     for (; member && has_prefix((struct msg_str){member->key, member->n_key}, prefix);
          member = RB_NEXT(members, &set->set->members, member)) {
-        char *name = page->names[page->pager.n];
+        char *name = l->names[l->portion.n];
         memcpy(name, set->name, n_name);
         memcpy(name + n_name, member->key, member->n_key);
         struct msg_entry record = member_record(core, set, member->array,
                                                 (struct msg_str){name, n_name + member->n_key});
-        if (!pager_add(&page->pager, &record, msg_entry_size(&record)))
+        if (!portion_add(&l->portion, &record, msg_entry_size(&record)))
             return false;
     }
     return true;
@@ -131,31 +131,31 @@ list_start(struct pool *pool, struct msg_str after, struct msg_str prefix)
 /* Names with a prefix lie together, so that a request looks at no more names than it lists, but for
  * a few that are being created (I6). */
 static void
-list_pool(const struct core *core, struct pager *pager, struct pool *pool, const void *params,
-          bool resumed)
+list_pool(const struct core *core, struct portion *portion, struct pool *pool,
+          const void *params, bool resumed)
 {
     const struct msg_list_params *p = params;
-    struct list_page *page = container_of(pager, struct list_page, pager);
+    struct list_portion *l = container_of(portion, struct list_portion, portion);
     struct msg_str after = resumed ? p->after : (struct msg_str){0};
     const struct array *set = list_start(pool, after, p->prefix);
     struct array *array = pool_find_next(pool, after, p->prefix);
 
     if (set &&
-        !list_members(core, page, set, key_part(set, after), key_part(set, p->prefix), true))
+        !list_members(core, l, set, key_part(set, after), key_part(set, p->prefix), true))
         return;
     for (; array && has_prefix(array_name(array), p->prefix);
          array = RB_NEXT(names, &pool->names, array)) {
         struct msg_entry record = entry_record(core, array);
-        if (!array->creating && !pager_add(pager, &record, msg_entry_size(&record)))
+        if (!array->creating && !portion_add(portion, &record, msg_entry_size(&record)))
             return;
-        if (array->is_set && !list_members(core, page, array, (struct msg_str){0},
+        if (array->is_set && !list_members(core, l, array, (struct msg_str){0},
                                            key_part(array, p->prefix), true))
             return;
     }
 }
 
 static int
-list_set(struct core *core, struct conn *conn, struct list_page *page,
+list_set(struct core *core, struct conn *conn, struct list_portion *l,
          const struct msg_list_params *p, struct refusal *r)
 {
     struct lease *lease;
@@ -164,23 +164,23 @@ list_set(struct core *core, struct conn *conn, struct list_page *page,
         return refuse(r, PROTO_ERR_INVALID, "a lease says which set: no pool, not all");
     if (lease_get_set(conn, p->of, &lease, r))
         return REFUSED;
-    list_members(core, page, lease->array, p->after, p->prefix, false);
+    list_members(core, l, lease->array, p->after, p->prefix, false);
     return 0;
 }
 
 HANDLER(on_list)
 {
     const struct msg_list_params *p = params;
-    _cleanup_free_ struct msg_entry *entries = calloc(PAGE_MAX, sizeof(*entries));
-    _cleanup_free_ char(*names)[PROTO_NAME_MAX] = malloc((PAGE_MAX + 1) * sizeof(*names));
-    struct list_page page = {.pager = PAGER(core, entries, PAGE_MAX), .names = names};
+    _cleanup_free_ struct msg_entry *entries = calloc(PORTION_MAX, sizeof(*entries));
+    _cleanup_free_ char(*names)[PROTO_NAME_MAX] = malloc((PORTION_MAX + 1) * sizeof(*names));
+    struct list_portion l = {.portion = PORTION(core, entries, PORTION_MAX), .names = names};
 
     if (!entries || !names)
         return -ENOMEM;
-    if (p->of ? list_set(core, conn, &page, p, r)
-              : pools_list(core, conn, &page.pager, p->all, p->pool, list_pool, p, r))
+    if (p->of ? list_set(core, conn, &l, p, r)
+              : pools_list(core, conn, &l.portion, p->all, p->pool, list_pool, p, r))
         return REFUSED;
-    SEND_PAGE(core, conn, id, LIST, list_result, entries, page.pager);
+    SEND_PORTION(core, conn, id, LIST, list_result, entries, l.portion);
     return 0;
 }
 
@@ -285,8 +285,8 @@ HANDLER(on_show)
 
 /* ---- unnamed ---- */
 
-struct unnamed_page {
-    struct pager pager;
+struct unnamed_portion {
+    struct portion portion;
 
     struct unnamed_storage {
         struct msg_entry entry;
@@ -315,39 +315,40 @@ unnamed_record(const struct core *core, const struct array *array, struct unname
 }
 
 static void
-unnamed_pool(const struct core *core, struct pager *pager, struct pool *pool,
+unnamed_pool(const struct core *core, struct portion *portion, struct pool *pool,
              const void *params, bool resumed)
 {
     static const struct msg_unnamed_params from_start = {0};
     const struct msg_unnamed_params *after = resumed ? params : &from_start;
-    struct unnamed_page *page = container_of(pager, struct unnamed_page, pager);
+    struct unnamed_portion *l = container_of(portion, struct unnamed_portion, portion);
     uint64_t id = after->array == UINT64_MAX ? after->array : after->array + 1;
     struct array *array = pool_find_nameless(pool, after->name, after->generation, id);
 
     for (; array; array = RB_NEXT(nameless, &pool->nameless, array)) {
-        struct msg_details record = unnamed_record(core, array, &page->storage[pager->n]);
-        if (!pager_add(pager, &record, msg_details_size(&record)))
+        struct msg_details record = unnamed_record(core, array, &l->storage[portion->n]);
+        if (!portion_add(portion, &record, msg_details_size(&record)))
             return;
     }
 }
 
-/* A page of `unnamed` or of `ranges`. */
+/* A portion of `unnamed` or of `ranges`. */
 static int
 send_unnamed(struct core *core, struct conn *conn, uint32_t id,
              const struct msg_unnamed_params *p,
-             void (*add)(const struct core *core, struct pager *pager, struct pool *pool,
+             void (*add)(const struct core *core, struct portion *portion, struct pool *pool,
                          const void *params, bool resumed),
              struct refusal *r)
 {
     _cleanup_free_ struct msg_details *arrays = calloc(UNNAMED_MAX, sizeof(*arrays));
     _cleanup_free_ struct unnamed_storage *storage = calloc(UNNAMED_MAX + 1, sizeof(*storage));
-    struct unnamed_page page = {.pager = PAGER(core, arrays, UNNAMED_MAX), .storage = storage};
+    struct unnamed_portion l = {.portion = PORTION(core, arrays, UNNAMED_MAX),
+                                .storage = storage};
 
     if (!arrays || !storage)
         return -ENOMEM;
-    if (pools_list(core, conn, &page.pager, p->all, p->pool, add, p, r))
+    if (pools_list(core, conn, &l.portion, p->all, p->pool, add, p, r))
         return REFUSED;
-    SEND_PAGE(core, conn, id, UNNAMED, unnamed_result, arrays, page.pager);
+    SEND_PORTION(core, conn, id, UNNAMED, unnamed_result, arrays, l.portion);
     return 0;
 }
 
@@ -399,12 +400,12 @@ range_record(const struct core *core, const struct block *block, const struct ar
     return record;
 }
 
-/* Lists what lies behind an offset in the block. A range may have grown since the last page. */
+/* Lists what lies behind an offset in the block. A range may have grown since the last portion. */
 static void
-ranges_block(const struct core *core, struct pager *pager, const struct block *block,
+ranges_block(const struct core *core, struct portion *portion, const struct block *block,
              uint64_t offset)
 {
-    struct unnamed_page *page = container_of(pager, struct unnamed_page, pager);
+    struct unnamed_portion *l = container_of(portion, struct unnamed_portion, portion);
     const struct range *range = block->state == BLOCK_RELEASING ? NULL : block->extent.first;
 
     for (uint32_t i = 1; range; range = i++ < RANGES_MAX ? range->next : NULL) {
@@ -414,25 +415,25 @@ ranges_block(const struct core *core, struct pager *pager, const struct block *b
         uint64_t end = many ? block->size : range_offset(range) + range_bytes(range);
         if (end <= offset)
             continue;
-        struct msg_details record = range_record(core, block, array, &page->storage[pager->n]);
+        struct msg_details record = range_record(core, block, array, &l->storage[portion->n]);
         record.offset = range_offset(range) > offset ? range_offset(range) : offset;
         record.bytes = end - record.offset;
         record.state = MSG_STR(many ? "many" : range_state(range));
-        if (!pager_add(pager, &record, msg_details_size(&record)))
+        if (!portion_add(portion, &record, msg_details_size(&record)))
             return;
     }
 }
 
 static void
-ranges_pool(const struct core *core, struct pager *pager, struct pool *pool, const void *params,
-            bool resumed)
+ranges_pool(const struct core *core, struct portion *portion, struct pool *pool,
+            const void *params, bool resumed)
 {
     const struct msg_unnamed_params *p = params;
     struct block key = {.id = resumed ? p->block : 0};
     struct block *block = RB_NFIND(blocks, &pool->blocks, &key);
 
-    for (; block && !pager->more; block = RB_NEXT(blocks, &pool->blocks, block))
-        ranges_block(core, pager, block, resumed && block->id == p->block ? p->offset : 0);
+    for (; block && !portion->more; block = RB_NEXT(blocks, &pool->blocks, block))
+        ranges_block(core, portion, block, resumed && block->id == p->block ? p->offset : 0);
 }
 
 HANDLER(on_ranges)

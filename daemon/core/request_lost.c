@@ -18,7 +18,7 @@ lost_record(const struct lost *lost)
 }
 
 static void
-lost_pool(const struct core *core UNUSED, struct pager *pager, struct pool *pool,
+lost_pool(const struct core *core UNUSED, struct portion *portion, struct pool *pool,
           const void *params, bool resumed)
 {
     const struct msg_lost_params *p = params;
@@ -29,7 +29,7 @@ lost_pool(const struct core *core UNUSED, struct pager *pager, struct pool *pool
         struct msg_lost record = lost_record(lost);
         if (lost->n_name < p->prefix.n ||
             (p->prefix.n && memcmp(lost->name, p->prefix.p, p->prefix.n) != 0) ||
-            !pager_add(pager, &record, msg_lost_size(&record)))
+            !portion_add(portion, &record, msg_lost_size(&record)))
             return;
     }
 }
@@ -37,13 +37,13 @@ lost_pool(const struct core *core UNUSED, struct pager *pager, struct pool *pool
 HANDLER(on_lost)
 {
     const struct msg_lost_params *p = params;
-    _cleanup_free_ struct msg_lost *names = calloc(PAGE_MAX, sizeof(*names));
-    struct pager pager = PAGER(core, names, PAGE_MAX);
+    _cleanup_free_ struct msg_lost *names = calloc(PORTION_MAX, sizeof(*names));
+    struct portion portion = PORTION(core, names, PORTION_MAX);
 
     if (!names)
         return -ENOMEM;
-    if (pools_list(core, conn, &pager, p->all, p->pool, lost_pool, p, r))
+    if (pools_list(core, conn, &portion, p->all, p->pool, lost_pool, p, r))
         return REFUSED;
-    SEND_PAGE(core, conn, id, LOST, lost_result, names, pager);
+    SEND_PORTION(core, conn, id, LOST, lost_result, names, portion);
     return 0;
 }

@@ -8,7 +8,7 @@
 #include "reclaim.h"
 #include "request.h"
 
-#define USERS_MAX 256 /* in one page */
+#define USERS_MAX 256 /* in one portion */
 
 /* ---- memory_info ---- */
 
@@ -186,19 +186,19 @@ pool_record(const struct core *core, struct pool *pool)
 HANDLER(on_pools)
 {
     const struct msg_pools_params *p = params;
-    _cleanup_free_ struct msg_pool *records = calloc(PAGE_MAX, sizeof(*records));
-    struct pager pager = PAGER(core, records, PAGE_MAX);
+    _cleanup_free_ struct msg_pool *records = calloc(PORTION_MAX, sizeof(*records));
+    struct portion portion = PORTION(core, records, PORTION_MAX);
     struct pool *pool = pool_find_from(core, p->after);
 
     if (!records)
         return -ENOMEM;
-    for (; pool && !pager.more; pool = RB_NEXT(pools, &core->pools, pool)) {
+    for (; pool && !portion.more; pool = RB_NEXT(pools, &core->pools, pool)) {
         if (msg_str_eq(p->after, pool->name) || !pool_may(pool, conn, MAY_READ))
             continue;
         struct msg_pool record = pool_record(core, pool);
-        pager_add(&pager, &record, msg_pool_size(&record));
+        portion_add(&portion, &record, msg_pool_size(&record));
     }
-    SEND_PAGE(core, conn, id, POOLS, pools_result, pools, pager);
+    SEND_PORTION(core, conn, id, POOLS, pools_result, pools, portion);
     return 0;
 }
 
@@ -223,7 +223,7 @@ HANDLER(on_users)
     const struct msg_users_params *p = params;
     bool all = is_administrator(core, conn->user);
     _cleanup_free_ struct msg_user *records = calloc(USERS_MAX, sizeof(*records));
-    struct pager pager = PAGER(core, records, USERS_MAX);
+    struct portion portion = PORTION(core, records, USERS_MAX);
     struct user key = {.uid = (uid_t)p->from}, *user = conn->user;
 
     if (!records)
@@ -232,10 +232,10 @@ HANDLER(on_users)
         user = RB_NFIND(users, &core->users, &key);
     if (p->from > (uid_t)-1 || (user && user->uid < p->from))
         user = NULL;
-    for (; user && !pager.more; user = all ? RB_NEXT(users, &core->users, user) : NULL) {
+    for (; user && !portion.more; user = all ? RB_NEXT(users, &core->users, user) : NULL) {
         struct msg_user record = user_record(user);
-        pager_add(&pager, &record, msg_user_size(&record));
+        portion_add(&portion, &record, msg_user_size(&record));
     }
-    SEND_PAGE(core, conn, id, USERS, users_result, users, pager);
+    SEND_PORTION(core, conn, id, USERS, users_result, users, portion);
     return 0;
 }

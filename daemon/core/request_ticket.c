@@ -149,18 +149,18 @@ ticket_record(const struct core *core, const struct ticket *ticket)
 HANDLER(on_tickets)
 {
     const struct msg_tickets_params *p = params;
-    _cleanup_free_ struct msg_ticket *records = calloc(PAGE_MAX, sizeof(*records));
-    struct pager pager = PAGER(core, records, PAGE_MAX);
+    _cleanup_free_ struct msg_ticket *records = calloc(PORTION_MAX, sizeof(*records));
+    struct portion portion = PORTION(core, records, PORTION_MAX);
     const struct ticket *ticket = next_ticket(core, conn, p->uid, p->number);
 
     if (!records)
         return -ENOMEM;
-    for (; ticket && !pager.more;
+    for (; ticket && !portion.more;
          ticket = next_ticket(core, conn, uid_of(ticket), ticket->id)) {
         struct msg_ticket record = ticket_record(core, ticket);
-        pager_add(&pager, &record, msg_ticket_size(&record));
+        portion_add(&portion, &record, msg_ticket_size(&record));
     }
-    SEND_PAGE(core, conn, id, TICKETS, tickets_result, tickets, pager);
+    SEND_PORTION(core, conn, id, TICKETS, tickets_result, tickets, portion);
     return 0;
 }
 

@@ -92,7 +92,7 @@ timeline_record(const struct timeline *timeline)
 }
 
 static void
-timelines_pool(const struct core *core, struct pager *pager, struct pool *pool,
+timelines_pool(const struct core *core, struct portion *portion, struct pool *pool,
                const void *params, bool resumed)
 {
     const struct msg_timelines_params *p = params;
@@ -101,7 +101,7 @@ timelines_pool(const struct core *core, struct pager *pager, struct pool *pool,
 
     while (pool->n_timelines && (timeline = timeline_find_next(core, pool, after))) {
         struct msg_timeline_entry record = timeline_record(timeline);
-        if (!pager_add(pager, &record, msg_timeline_entry_size(&record)))
+        if (!portion_add(portion, &record, msg_timeline_entry_size(&record)))
             return;
         after = record.name;
     }
@@ -110,13 +110,13 @@ timelines_pool(const struct core *core, struct pager *pager, struct pool *pool,
 HANDLER(on_timelines)
 {
     const struct msg_timelines_params *p = params;
-    _cleanup_free_ struct msg_timeline_entry *records = calloc(PAGE_MAX, sizeof(*records));
-    struct pager pager = PAGER(core, records, PAGE_MAX);
+    _cleanup_free_ struct msg_timeline_entry *records = calloc(PORTION_MAX, sizeof(*records));
+    struct portion portion = PORTION(core, records, PORTION_MAX);
 
     if (!records)
         return -ENOMEM;
-    if (pools_list(core, conn, &pager, p->all, p->pool, timelines_pool, p, r))
+    if (pools_list(core, conn, &portion, p->all, p->pool, timelines_pool, p, r))
         return REFUSED;
-    SEND_PAGE(core, conn, id, TIMELINES, timelines_result, timelines, pager);
+    SEND_PORTION(core, conn, id, TIMELINES, timelines_result, timelines, portion);
     return 0;
 }

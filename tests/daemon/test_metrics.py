@@ -18,7 +18,7 @@ NAMES = {4: "INVALID", 5: "INVALID_NAME", 6: "NOT_FOUND", 7: "EXISTS", 9: "QUOTA
 
 
 def pages(client, **params):
-    """All metrics, a page at a time."""
+    """All metrics, portion by portion."""
     while True:
         page = client.call("metrics", **params)
         yield page["metrics"]
