@@ -2,15 +2,15 @@
 /*
  * usage: attack SOCKET MILLISECONDS CONNECTIONS [NAME...]
  *
- * What one uid feels while another one attacks the daemon at SOCKET, with up to so many
- * connections: a table of its round trips, for each attack so long, and before all of them without
- * one. Run by root, who can take the two uids.
+ * Measures the round trips of one uid while another attacks the daemon at SOCKET with up to
+ * CONNECTIONS connections: a table, first without an attack, then for MILLISECONDS of each attack.
+ * Runs as root, to become the two uids.
  *
  * "turn" is the longest turn of the daemon's loop since it started, as it says itself, in time of
- * its thread. "served" is how many requests of the attacker are answered between two of the
- * victim's, when the victim always has one: a median that says in what order the daemon serves
- * them, however fast it or the machine is. Where it is more than a quarter of the attacker's
- * connections, or an attack did not go on to its end, the exit status is 1.
+ * its thread. "served" is the median number of the attacker's requests that are answered between
+ * two of the victim's, while the victim always has one: it shows in what order the daemon serves,
+ * however fast it or the machine is. The exit status is 1 if that is more than a quarter of the
+ * attacker's connections, or if an attack ended early.
  */
 #include <err.h>
 #include <grp.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What one uid can do to the daemon, each by processes of its own, until it is told to stop.
+ * Attacks by one uid on the daemon. Each has processes of its own, and goes on until it is stopped.
  */
 #pragma once
 

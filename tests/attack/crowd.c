@@ -2,9 +2,9 @@
 /*
  * usage: crowd SOCKET MILLISECONDS CONNECTIONS ACTIVE
  *
- * How long an open takes where ten uids have so many connections between them. So many of these
- * take turns at opening and closing an array, 5,000 times a second in all, however many they are.
- * Run by root, who can take the uids.
+ * Measures how long an open takes while ten uids have CONNECTIONS connections in all. ACTIVE of
+ * these take turns at opening and closing an array, together 5,000 times a second. Runs as root, to
+ * become the uids.
  */
 #include <err.h>
 #include <grp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A connection that speaks the protocol without libcaid: what is sent is the caller's choice, and
- * what comes may be left unread. Every function ends the process where it fails.
+ * what comes may be left unread. A function that fails ends the process.
  */
 #pragma once
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocating 1 MiB and freeing it again, warm: by Numba, CuPy and PyTorch with memory of their own and
 with caid's. All take turns, in short rounds, in one process; a round's figure is its mean, and what is
-printed are the medians of the rounds. What is not installed, or does not run here, is left out, and why.
+printed are the medians of the rounds. A library that is not installed or does not run here is left out, with the
+reason.
 
 usage: bench_allocators.py SOCKET
 """

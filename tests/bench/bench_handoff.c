@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What it takes to hand an array of 1 MiB from a kernel of one process to a kernel of another: from
- * when the producer's kernel has been enqueued, to when the consumer's is done and its host knows.
- * The consumer waits already, each in the way of what is measured:
+ * The time to hand an array of 1 MiB from a kernel of one process to a kernel of another: from when
+ * the producer's kernel has been enqueued, to when the consumer's is done and its host knows. The
+ * consumer waits already, in the way that is measured:
  *
- *   event + socket         the producer records an inter-process event and sends a byte host sync +
- *   socket     the producer waits for its kernel on the host and sends a byte bare memory operation
- *   a stream waits for a value in a host page that both have registered: nothing less
- *                          can be had, and nobody looks after the dead
+ *   event + socket         the producer records an inter-process event and sends a byte
+ *   host sync + socket     the producer waits for its kernel on the host and sends a byte
+ *   bare memory operation  a stream waits for a value in a host page that both have registered: the
+ *                          least that is possible, and no help against a dead producer
  *   timeline               caid_timeline_wait(): the host until the signal is submitted, then the
  *                          stream
  *   timeline, ahead        the same with CAID_TIMELINE_AHEAD

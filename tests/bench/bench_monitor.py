@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""open + close of an array whose block is mapped, with `caidctl monitor` looking on, against without.
+"""open + close of an array whose block is mapped, with and without `caidctl monitor` running.
 
 The two take turns in one run; each turn has a monitor of its own.
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fuzzes what a client believes of a daemon: the first bytes are calls of the API, the others what
- * a thread answers, right replies in which something is changed and any others. Whatever comes,
- * calls return, what is mapped can be read as far as it is said to go, and nothing is left.
+ * Fuzzes what a client believes of a daemon. The first bytes choose calls of the API, the others
+ * what a thread answers: right replies in which something is changed, and any others. Whatever
+ * comes, calls return, mapped memory can be read to its stated end, and nothing is left.
  */
 #include <fcntl.h>
 #include <pthread.h>

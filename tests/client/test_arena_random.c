@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random histories of an arena against a model of it: allocations that are live never overlap, what
- * was freed is written by nobody's late work once it serves again, and what is told of the queue is
- * what Numba's rules make of the frees. Work is late by chance: the software driver's delays.
+ * Random histories of an arena against a model of it: live allocations never overlap, no late work
+ * writes to freed memory once it is used again, and the figures of the queue follow from the frees
+ * by Numba's rules. Work is late by chance: the software driver's delays.
  */
 #include <inttypes.h>
 #include <stdlib.h>

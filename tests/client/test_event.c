@@ -11,7 +11,7 @@
 #include "bracket_fixture.h"
 #include "process.h"
 
-/* The driver keeps what it gives events of several processes out by. */
+/* What the driver keeps open for inter-process events is open before fds are counted. */
 static void
 ipc_events(void)
 {

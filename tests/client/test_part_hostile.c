@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A daemon that is old, refuses, hangs up, or says what cannot be of parts: an error where there is
- * one to tell, and no callback that says more than is known. */
+/* A daemon that is old, refuses, hangs up, or says impossible things of parts: calls return an
+ * error, and no callback claims more than is known. */
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>

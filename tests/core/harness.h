@@ -5,15 +5,17 @@
  * the core's invariants after each step.
  *
  * It also keeps books of its own, on what every client has been told, and fails the test when
- *   a block's fd or handle is sent to a client that holds it, or not sent to one that does not
- *   (I3), a block has arrays of two pools (I1), a block that a client has open goes, where its kind
- *   does not allow that, a new array gets a range that somebody may still write: who has it leased,
- *   or hung up with a lease and has not exited (I2), a handle is released twice, or with another
- *   block's fd (I3), a client is told of a block that is not recorded, or what is recorded is not
- *   there (I9), a page's fd is sent to a client that has it, or not sent to one that has not; one
- *   for writing to anybody but its owner; one for reading before the page was sealed (I3), a client
- *   is told to wait for what was never submitted, or for a page that is gone (I7), a range is given
- *   away that a fence which has not passed says is in use (I2).
+ * - a block's fd or handle is sent to a client that holds it, or not to one that does not (I3);
+ * - a block has arrays of two pools (I1);
+ * - a block goes that a client has open, if its kind does not allow that;
+ * - a new array gets a range that a process may still write: it has a lease there, or has hung up
+ *   with one and not exited (I2);
+ * - a handle is released twice, or with another block's fd (I3);
+ * - a client is told of a block that is not recorded, or a block is recorded and not there (I9);
+ * - a page's fd is sent to a client that has it, or not to one that has not; or one for writing to
+ *   anybody but its owner; or one for reading before the page was sealed (I3);
+ * - a client is told to wait for what was never submitted, or for a page that is gone (I7);
+ * - a range is given away that is in use by a fence which has not passed (I2).
  */
 #pragma once
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Restarts in histories. The core is killed, and the one that comes after it takes its place. Who
- * can is away then, until it comes back with what it has, exits, or is waited for no more; others
- * go on meanwhile. As long as somebody's uses are not known, the core may let wait, or say of an
- * array that it is abandoned, later or earlier than the model does, which knows them all; what it
- * must not do is looked at as ever. When that is over nothing is different from what it was.
+ * Restarts in histories. The core is killed, and another one takes its place. Clients that can
+ * resume are away then, until they come back with what they have, exit, or are not waited for any
+ * more; others go on meanwhile. As long as a client's uses are not known, the core may make
+ * brackets wait, or call an array abandoned, later or earlier than the model, which knows all uses.
+ * What the core must never do is checked all the time. In the end core and model agree again.
  */
 #include "books.h"
 #include "caid_test.h"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who waits for memory to be released waits for what was to go when he came, whatever others do
- * meanwhile, and is told of nobody else's; what a wait, a retry, a flush or a deferral is spent on.
+ * A request that waits for releases waits for those that were due when it came, whatever others do
+ * meanwhile, and is told of no failed block of theirs; what a wait, a retry, a flush or a deferral
+ * is spent on.
  */
 #include "harness.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Records by their keys: as a stable sort has them, whatever the keys are, and the last of each.
+ * Records are sorted by their keys as by a stable sort, whatever the keys are, and the last one of
+ * each key is found.
  */
 #include "found.h"
 

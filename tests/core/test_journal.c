@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a journal takes: no more than is charged for it, whatever is recorded while it is renewed.
- * And what is read of one that is damaged.
+ * A journal takes no more than is charged for it, whatever is recorded while it is renewed. And:
+ * what is read of a damaged one.
  */
 #include "journal.h"
 

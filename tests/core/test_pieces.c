@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An event does no more than so much of what it brings about. The rest comes in pieces, in which
- * uids take turns, and others are heard in between (I6).
+ * An event does a bounded part of the work that it causes. The rest is done in pieces, between
+ * which uids take turns and other requests are handled (I6).
  */
 #include "caid_test.h"
 #include "party.h"

@@ -3,8 +3,8 @@
  * For LD_PRELOAD: an allocation fails when somebody says so, in the file that $FAIL_MALLOC names.
  * It holds a number that counts down with each allocation; the one that brings it to 0 fails.
  *
- * Or the process dies of an allocation: $DEADLY_MALLOC names a file with two numbers, of how many
- * bytes (up to 255 more), and how often yet.
+ * Or an allocation kills the process: $DEADLY_MALLOC names a file with two numbers, the bytes of
+ * the allocation (it may have up to 255 more), and how often that is still to happen.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of timelines, and brackets, as a client by hand has them: see docs/PROTOCOL.md,
-"Synchronisation".
+"""Pages of timelines, and brackets, for a client that speaks the wire by hand (raw.py): see
+docs/PROTOCOL.md, "Synchronisation".
 
-What a stream would store is stored here, by whoever maps the page for writing.
+What a stream would store, the test stores by its own mapping of the page.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client has said before its connection ends is heard, whatever the end: a write that was done
-is one that is whole."""
+"""What a client has sent before its connection ends is carried out, whatever the end: a write that was ended
+stays whole."""
 
 import contextlib
 import os

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whose turn it is, against what fairness means: whatever the others have piled up and their
- * packets cost, a user who waits is served after at most what a slice, and one packet of each other
- * user, take.
+ * The order of turns is fair: whatever others have queued, and whatever their packets cost, a user
+ * who waits is served after at most the time of a slice and one packet of each other user.
  */
 #include "caid_test.h"
 #include "turns.h"

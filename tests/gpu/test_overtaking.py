@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nobody is overtaken on the stream of a CUDA Array Interface: python.test_overtaking on real streams of
+"""The order of work on the stream of a CUDA Array Interface: python.test_overtaking on real streams of
 CuPy, Numba and PyTorch. Each order is also looked at without it (CAID_CAI_SYNC=0), where it has to fail.
 
 Needs an NVIDIA GPU; a library that is not installed is skipped by name.

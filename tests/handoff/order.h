@@ -2,8 +2,8 @@
 /*
  * An ordering, as a list of steps that several processes take: each waits for what came before it,
  * works on a stream, and says when that is done. Whatever the streams do, the outcome has to be
- * that of the steps one after the other; that is all that is checked. Rounds of it are run with a
- * delay of the streams that is another one in each.
+ * that of the steps one after the other; that is all that is checked. It is run in rounds, each
+ * with another delay of the streams.
  *
  * Each step that `waits` is left without its wait once, by a fault of the driver where there is a
  * call that waits, else by not making the call; the outcome then has to be wrong.

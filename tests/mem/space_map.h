@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a space must do, said the slow way: a map of every unit of every extent. It carries out what
- * it is asked on a real space and compares. Lives on a test's stack or in its data.
+ * A slow model of a space: a map of every unit of every extent. Each call is made on a real space,
+ * too, and the results are compared. Lives on a test's stack or in its data.
  */
 #pragma once
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack for who computes on the host: without a GPU, and of page-locked memory anywhere, arrays are on kDLCPU.
+"""DLPack for consumers on the host: without a GPU, and of page-locked memory anywhere, arrays are on kDLCPU.
 NumPy, and PyTorch and JAX where they are installed."""
 
 import gc

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nobody is overtaken on the stream of a CUDA Array Interface: the producer's later work by its
-stream comes after the consumer's, and caid's next use after what a consumer enqueued there.
+"""The order of work on the stream of a CUDA Array Interface: the producer's later work comes after the
+consumer's, and caid's next use after what a consumer enqueued there.
 
 Source: CUDA Array Interface, version 3, "Interface Requirements".
 """

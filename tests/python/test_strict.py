@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""caid.strict_device() and CAID_SOFTCUDA_STRICT: without a GPU the host is refused what it is with one."""
+"""caid.strict_device() and CAID_SOFTCUDA_STRICT: without a GPU the host is refused the same access as with one."""
 
 import io
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * While something of a uid waits, no other one is served for longer than it is itself, but for a
- * few slices, what a few pieces of work take beyond their share, and a 32nd, for what is done
- * between two turns. A turn is work for its uid, but for what is done on another one's connection.
- * What is nobody's is bounded call by call.
+ * While something of a uid waits, no other uid is served for longer than this one, except for a few
+ * slices, the time that a few pieces of work take beyond their share, and a 32nd for what is done
+ * between two turns. A turn counts as work for its uid, except for work on another uid's
+ * connection. Work for no uid is bounded call by call.
  */
 #include "conns.h"
 #include "sim.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libuv's loop is libuv's, on the world's clock; but signals, work for other threads and the
- * opening of the driver are the world's, and come when the daemon lets libuv run.
+ * The daemon's loop is the real one of libuv, on the world's clock. Signals, work for other threads
+ * and the opening of the driver come from the world, when the daemon lets libuv run.
  */
 #include <uv.h>
 

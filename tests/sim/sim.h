@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The daemon, all of it but its start, in a world that is made up: this program defines what it
- * calls of sockets, epoll(7), the driver and pages, and the linker puts that in the place of the
- * system's (--wrap). Thousands of users fit in one process, no time passes while nothing happens,
- * and what happens when comes from a seed: the same seed, the same history.
+ * Runs the daemon, all but its start, in a made-up world: this program defines the functions of
+ * sockets, epoll(7), the driver and pages that the daemon calls, and the linker puts them in the
+ * place of the system's (--wrap). Thousands of users fit in one process, no time passes while
+ * nothing happens, and a seed decides what happens when: the same seed gives the same history.
  *
  *     world.c   time, chance, events
  *     file.c    fds, and sets of them

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The daemon among thousands of users: none waits for longer than its share allows (fair.c), no
- * limit is passed, who asks for little is neither refused nor disconnected, whatever the others do
- * (I6), and when all have gone all is given back (I4). After a kill of the daemon, what it has told
- * of is there, and the quiet do not wait for what others have piled up. CAID_SIM_HISTORIES says how
- * many histories there are, 2 where it is not set; CAID_TEST_SEED runs one alone.
+ * limit is passed, users that ask for little are neither refused nor disconnected, whatever others
+ * do (I6), and when all have gone all is given back (I4). After a kill of the daemon, all that it
+ * has acknowledged is there, and quiet users do not wait for what others have piled up.
+ * CAID_SIM_HISTORIES says how many histories there are, by default 2; CAID_TEST_SEED runs only one.
  */
 #include <inttypes.h>
 #include <signal.h>

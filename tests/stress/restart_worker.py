@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client of stress_restart.py, which runs it: it changes names of its own, reads those of others, has arrays
-without a name, sends some and takes those that others have sent, and notices nothing of its daemon's deaths. Its
-notes are there for the next one where it is killed itself.
+without a name, sends some and takes those that others have sent, and notices nothing of its daemon's deaths. If it is
+killed itself, the next worker goes on with its notes.
 
 usage: restart_worker.py INDEX WORKERS NOTES
 """

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs one scenario, half of it twice, and looks at the daemon's ledger before, half-way and in the
- * end: it has to be the same, and the daemon's memory may not grow in the second half.
+ * Runs one scenario in two halves, and takes the daemon's ledger before, between and after them: it
+ * has to be the same each time, and the daemon's memory may not grow in the second half.
  *      usage: stress SCENARIO SOCKET PID MODE; PID of the daemon, which is this user's, MODE how
  *      its streams wait
  *      environment: CAID_STRESS_KILLS, CAID_STRESS_CREATES: how much is done

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Actors are processes that work on a daemon, and the most of them are killed, at moments of their
- * own or at random ones; afterwards the daemon's ledger has to be what it was. stress.c is the one
+ * Actors are processes that work on a daemon. Most of them are killed, at chosen moments or at
+ * random; afterwards the daemon's ledger has to be what it was. stress.c is the one
  * program: it knows the actors by their roles, and runs one of the scenarios, which says what they
  * do and what has to come of it.
  *

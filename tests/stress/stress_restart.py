@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGKILL of the daemon, again and again, under 8 processes that create, publish, hand over, send, take and read, of which
-one is killed now and then. Of what was acknowledged nothing is lost and no byte is wrong; nobody is told that his request
-is to blame (InternalError), neither of those that are being handled nor of begins and watches that wait; in the end the
-daemon has nothing, and the keeper only what it has had at the start.
+one is killed now and then. Of what was acknowledged nothing is lost and no byte is wrong; no request is
+blamed (InternalError), neither one that is being handled nor a begin or watch that waits; in the end the daemon has
+nothing, and the keeper only what it had at the start.
 
 environment: CAID_STRESS_KILLS, 100
 """

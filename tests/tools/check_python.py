@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pyflakes, for `./dev lint`: without what it says of lines that are marked `# noqa`.
+"""pyflakes for `./dev lint`, without its messages on lines that are marked `# noqa`.
 
 usage: check_python.py FILE...
 """
