@@ -174,6 +174,21 @@ def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     _open_standard_streams()
     args = parser.parse_args(argv)
+    try:
+        return _run(parser, args)
+    finally:
+        _drop_what_stderr_does_not_take()
+
+
+def _drop_what_stderr_does_not_take():
+    """Python would try once more when it ends, and exit with 120."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def _run(parser, args):
     interrupts = _Interrupts()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupts)

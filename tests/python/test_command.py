@@ -289,6 +289,7 @@ def then_interrupt(call, n):
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-", "2>/dev/full"])
 def test_standard_streams_that_are_not_there(client, daemon, path, tmp_path, closed):
     env = {**os.environ, **daemon.env, "CAID_PYTHON": sys.executable}
+    env.pop("PYTHONUNBUFFERED", None)
     for args in "load m.safetensors -n m", "save m saved":
         assert subprocess.run(["sh", "-c", f"exec {CAIDCTL} {args} {closed}"], env=env, cwd=tmp_path).returncode == 0
     assert models.read(tmp_path / "saved") == models.read(path)
