@@ -27,6 +27,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import namedtuple
 
@@ -91,8 +92,11 @@ def check(mutations, build):
 
 
 def selections(mutations, build):
-    """The tests of a build that each one selects, by its name."""
-    listed = must("listing tests", "ctest", "--test-dir", build, "--show-only=json-v1")
+    """The tests of a build that each one selects, by its name. They are listed from another folder: where ctest runs, it
+    begins its log anew, which is that of the tests of which this may be one."""
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "CTestTestfile.cmake").write_text(f'subdirs("{pathlib.Path(build).resolve()}")\n')
+        listed = must("listing tests", "ctest", "--test-dir", folder, "--show-only=json-v1")
     tests = [test["name"] for test in json.loads(listed)["tests"]]
     return {m.name: set(filter(re.compile(m.tests).search, tests)) for m in mutations}
 
