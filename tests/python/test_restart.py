@@ -27,6 +27,7 @@ import pytest
 from conftest import PATIENCE_S, Child, in_thread, wait_until
 from hypothesis import strategies as st
 from restarts import Deaf, Restarts
+from uids import taking
 
 import caid
 from caid._session import _daemon, _default
@@ -478,9 +479,9 @@ def test_a_start_is_no_turn(restarts):
         assert 0 < c.status().turn_wall_ns < 1_000_000_000
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take other uids")
 def test_nobody_waits_for_what_another_one_has():
     """Who connects for the first time while it comes back, and makes something."""
+    them = taking(SOMEBODY, SOMEBODY)
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.chmod(0o755)
@@ -490,7 +491,6 @@ def test_nobody_waits_for_what_another_one_has():
                 c.create(f"x{i}", 1000, "<f4", exclusive=True).close()
         r.end()
         r.start("env", "CAID_SOFTCUDA_FAIL=cuMemImportFromShareableHandle=delay:100000")
-        them = dict(user=SOMEBODY, group=SOMEBODY, extra_groups=[])
         other = Child("with caid.Client() as client:\n    client.create('y', 10, '<f4').close()\n    print('made')", r.env, **them)
         stack.callback(other.kill)
         other.expect("made")
@@ -1219,14 +1219,13 @@ def pools(client):
     return [found["team"], found[f"uid:{SOMEBODY}"]]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take other uids")
 def test_pools():
     """Those of others are theirs again; what was in one that is not configured any more is told."""
+    them = taking(SOMEBODY, SOMEBODY)
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.chmod(0o755)
         r = stack.enter_context(contextlib.closing(Restarts(folder, POOLS)))
-        them = dict(user=SOMEBODY, group=SOMEBODY, extra_groups=[])
         writer = Child("client = caid.Client()\n" + PUBLISHES, r.env, **them)
         stack.callback(writer.kill)
         writer.expect("published")
@@ -1247,8 +1246,8 @@ def test_pools():
             assert {u.uid: u.names for u in c.users()}[SOMEBODY] == 2
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take other uids")
 def test_what_is_lost_is_told_to_those_who_might_have_it():
+    them = taking(SOMEBODY, SOMEBODY)
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.chmod(0o755)
@@ -1256,7 +1255,7 @@ def test_what_is_lost_is_told_to_those_who_might_have_it():
         with r.connect() as c:
             c.create("n", 4, memory="legacy").close()
         r.restart()
-        other = Child("client = caid.Client()\n" + ASKS, r.env, user=SOMEBODY, group=SOMEBODY, extra_groups=[])
+        other = Child("client = caid.Client()\n" + ASKS, r.env, **them)
         stack.callback(other.kill)
         for answer in ["nothing"] * 3 + ["[]"]:
             other.expect(answer)
