@@ -99,6 +99,36 @@ def connect(
     )
 
 
+async def async_connect(
+    address: str | bytes | os.PathLike[str] | None = None,
+    *,
+    name: str | None = None,
+    driver: str | None = None,
+    timeout: float | None = None,
+    call_timeout: float | None = None,
+    reconnect_timeout: float | None = None,
+) -> Client:
+    """connect(), for asyncio, in a thread. Where the task is cancelled, the client is closed again."""
+    from ._base import _away
+
+    made: list[Client] = []
+
+    def make():
+        made.append(
+            connect(
+                address,
+                name=name,
+                driver=driver,
+                timeout=timeout,
+                call_timeout=call_timeout,
+                reconnect_timeout=reconnect_timeout,
+            )
+        )
+
+    await _away.once(make, lambda: made[0].close())
+    return made[0]
+
+
 def softcuda_path() -> str:
     """Where the software CUDA driver of this installation is: a path for NUMBA_CUDA_DRIVER and
     the like. Raises Error where it is not installed."""
@@ -121,6 +151,7 @@ __all__ = [
     "Watch",
     "as_array",
     "as_cuda_array",
+    "async_connect",
     "connect",
     "default_client",
     "from_cuda_array_interface",

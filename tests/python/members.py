@@ -18,6 +18,7 @@ ARGS = {
     "copy_to_device": [bytes(48)], "create": ["x", 1], "empty": [1], "empty_like": [numpy.zeros(1)],
     "elapsed": [None], "fill": [1], "find": [1], "full": [1, 1], "ones": [1], "from_cuda_array_interface": [DESC],
     "from_dlpack": [numpy.zeros(1)], "from_handle": [1], "from_ipc_handle": [bytes(64)],
+    "async_open": ["a"], "async_open_set": ["s/"], "async_open_timeline": ["t"],
     "open": ["a"], "open_many": [["a"]], "open_timeline": ["t"], "reshape": [6], "set_limits": [1, 0.5],
     "swapaxes": [0, 0], "zeros": [1], "open_set": ["s/"], "publish_many": ["s/", {}],
     "show": ["a"], "signal": [None, 1], "timeline": ["u"], "unlink": ["a"], "watch": ["a"],
@@ -35,6 +36,7 @@ ARGS_OF = {
     (caid.Arena, "publish"): ["x", numpy.zeros(1)],
     (caid.Array, "publish"): ["x"],
     (caid.Timeline, "wait"): [None, 1],
+    (caid.Timeline, "async_wait"): [None, 1],
     (caid.Set, "__getitem__"): ["a"],
     (caid.Set, "open"): [["a"]],
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Away: a thread of its own for calls that wait, which coroutines wait for."""
+"""Calls that wait, for coroutines: by a thread of their own, or by looking again and again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,27 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from typing import Any, Callable
+
+from ._errors import TimedOutError
+
+_FIRST_S, _MOST_S = 0.0001, 0.005  # seconds between two looks, at first and at most
+
+
+async def until(look: Callable[[], Any], timeout: float | None = None) -> Any:
+    """What look() returns, which raises TimedOutError as long as there is nothing: after the timeout that is raised."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    pause = _FIRST_S
+    while True:
+        is_over = deadline is not None and time.monotonic() >= deadline
+        try:
+            return look()
+        except TimedOutError:
+            if is_over:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _MOST_S)
 
 
 class Away:
@@ -35,6 +55,15 @@ class Away:
         except BaseException:
             one.leave()
             raise
+
+
+async def once(do: Callable[[], Any], undo: Callable[[], Any] | None = None) -> Any:
+    """What do() returns, in a thread for that alone. See Away.call()."""
+    away = Away("caid-call")
+    try:
+        return await away.call(do, undo)
+    finally:
+        away.stop()
 
 
 class _Call:

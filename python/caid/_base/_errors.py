@@ -251,3 +251,9 @@ corrupt = functools.partial(CorruptError, errno.EBADMSG)
 exists = functools.partial(ExistsError, errno.EEXIST)
 timed_out = functools.partial(TimedOutError, errno.ETIMEDOUT)
 read_only = functools.partial(ReadOnlyError, errno.EROFS)
+
+
+def check_timeout(timeout):
+    """Raises ValueError where it is neither a timeout nor None."""
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout {timeout!r}: seconds, 0 or more, or None")

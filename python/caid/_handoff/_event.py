@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import _caid
 from .._base._driver import driver_client
+from .._base._errors import timed_out
 from .._base._lifetime import OfProcess, attributes
 from .._caid import Client
 from . import _any_stream, _pending
@@ -93,6 +94,17 @@ class Event(OfProcess, _caid.Event):
         """Waits on the host until the event is passed. Raises DriverError."""
         self._synchronize()
         _pending.release()
+
+    async def async_done(self) -> None:
+        """synchronize(), for asyncio: it looks 200 times a second."""
+        from .._base import _away
+
+        await _away.until(self._look)
+        _pending.release()
+
+    def _look(self):
+        if not self.query():
+            raise timed_out(f"{self!r} has not passed")
 
 
 def create(client, device, ipc, blocking_sync, timing):

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from .. import _caid
-from .._base._errors import NotFoundError, invalid, timed_out
+from .._base._errors import NotFoundError, check_timeout, invalid, timed_out
 from .._base._lifetime import Named, attributes
 from . import _any_stream
 
@@ -112,6 +112,15 @@ class Timeline(Named, _caid.Timeline):
             raise invalid("ahead=True is for a stream, and has no timeout")
         self._wait(_number(stream), value, timeout, ahead)
 
+    async def async_wait(self, stream: Any, value: int, timeout: float | None = None) -> None:
+        """wait(), for asyncio: what would hold the host is looked for 200 times a second. Parameters and errors
+        as for wait()."""
+        from .._base import _away
+
+        check_timeout(timeout)
+        number = _number(stream)
+        await _away.until(lambda: self._wait(number, value, 0, False), timeout)
+
 
 def _number(stream):
     """The number of a stream, or 0 for None: to libcaid 0 is the host, as a stream's number it is refused."""
@@ -122,21 +131,38 @@ _RETRY_S = 0.02  # seconds between two looks for a timeline: no news of one come
 
 
 def make_when_there(client, name, pool, wait, timeout):
-    """The Timeline of Client.open_timeline(wait=True). A pool is not waited for."""
+    """The Timeline of Client.open_timeline(wait=True)."""
     if not wait:
         raise invalid("open_timeline: timeout needs wait=True")
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"timeout {timeout!r}: seconds, 0 or more, or None")
+    for made in _looks(client, name, pool, timeout):
+        if made is not None:
+            return made
+        time.sleep(_RETRY_S)
+
+
+async def async_make_when_there(client, name, pool, timeout):
+    """The Timeline of Client.async_open_timeline()."""
+    import asyncio
+
+    for made in _looks(client, name, pool, timeout):
+        if made is not None:
+            return made
+        await asyncio.sleep(_RETRY_S)
+
+
+def _looks(client, name, pool, timeout):
+    """The Timeline, or None and then once more: until the timeout. A pool is not waited for."""
+    check_timeout(timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     with contextlib.suppress(NotFoundError):
-        return make(client, name, pool, False)
+        yield make(client, name, pool, False)
     client.list(pool=pool, prefix=name)  # NotFoundError: there is no such pool
     while True:
         with contextlib.suppress(NotFoundError):
-            return make(client, name, pool, False)
+            yield make(client, name, pool, False)
         if deadline is not None and time.monotonic() >= deadline:
             raise timed_out(f"no timeline {name!r} came in {timeout:g} s")
-        time.sleep(_RETRY_S)
+        yield None
 
 
 def make(client, name, pool, creator):

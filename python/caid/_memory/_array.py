@@ -367,6 +367,12 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         if self._memory.client is not None:
             _copy.settle(self)
 
+    async def async_done(self) -> None:
+        """synchronize(), for asyncio, in a thread: a per-thread default stream is that thread's."""
+        from .._base import _away
+
+        await _away.once(self.synchronize)
+
     # --- hand-off ---------------------------------------------------------------------------
 
     def read(self, stream: Any = None, timeout: float | None = None) -> Bracket[Array]:

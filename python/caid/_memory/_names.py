@@ -33,14 +33,40 @@ def ttl_ns(ttl):
 def open_when_there(client, name, mode, pool, device, timeout):
     """The Array of Client.open(wait=True). The watch comes first, so that no news is missed."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    with client.watch(name, pool=pool) as watch:
-        while True:
-            try:
-                watch.get(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except TimedOutError:
-                raise timed_out(f"no array {name!r} came in {timeout:g} s") from None
-            with contextlib.suppress(NotFoundError):
-                return client.open(name, mode, pool=pool, device=device)
+    array = None
+    with client.watch(name, pool=pool) as watch, _said(name, timeout):
+        while array is None:
+            watch.get(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            array = _open_now(client, name, mode, pool, device)
+    return array
+
+
+async def async_open_when_there(client, name, mode, pool, device, timeout):
+    """The same for asyncio."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    array = None
+    with client.watch(name, pool=pool) as watch, _said(name, timeout):
+        while array is None:
+            await watch.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            array = _open_now(client, name, mode, pool, device)
+    return array
+
+
+def _open_now(client, name, mode, pool, device):
+    """None where it is gone again."""
+    with contextlib.suppress(NotFoundError):
+        return client.open(name, mode, pool=pool, device=device)
+    return None
+
+
+@contextlib.contextmanager
+def _said(name, timeout):
+    try:
+        yield
+    except TimedOutError:
+        if timeout is None:  # the client's own
+            raise
+        raise timed_out(f"no array {name!r} came in {timeout:g} s") from None
 
 
 def starting_with(client, prefix, pool):

@@ -407,6 +407,12 @@ class Client(_naming.Naming, Closing):
             return _timeline.make_when_there(self, name, pool, wait, timeout)
         return _timeline.make(self, name, pool, False)
 
+    async def async_open_timeline(
+        self, name: str, *, pool: str | None = None, timeout: float | None = None
+    ) -> Timeline:
+        """open_timeline(wait=True), for asyncio. Parameters and errors as for open_timeline()."""
+        return await _timeline.async_make_when_there(self, name, pool, timeout)
+
     def timelines(self, *, pool: str | None = None, all: bool = False) -> List[TimelineEntry]:
         """Timelines that have a name: list of TimelineEntry. Parameters as for list()."""
         return self._records(TimelineEntry, "timelines", pool, None, all)

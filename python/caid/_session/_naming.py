@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, List, Literal, Mapping
 
-from .._base._errors import NotFoundError, invalid
+from .._base._errors import NotFoundError, check_timeout, invalid
 from .._memory import _array, _names, _set
 from .._memory._array import Array
 from .._memory._set import Set
@@ -75,7 +75,7 @@ class Naming(Making):
         if wait or timeout is not None:
             if not wait or generation:
                 raise invalid("open: timeout needs wait=True, which does not go with a generation")
-            _watch.check_timeout(timeout)
+            check_timeout(timeout)
         uuid = None if device is None else self._uuid_of(device)
         try:
             return _array.of_lease(self._open(name, mode, pool, generation or 0, uuid))
@@ -83,6 +83,19 @@ class Naming(Making):
             if not wait:
                 raise
         return _names.open_when_there(self, name, mode, pool, device, timeout)
+
+    async def async_open(
+        self,
+        name: str,
+        mode: Literal["r", "rw"] = "r",
+        *,
+        pool: str | None = None,
+        device: _Device | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """open(wait=True), for asyncio. Parameters and errors as for open()."""
+        check_timeout(timeout)
+        return await _names.async_open_when_there(self, name, mode, pool, device, timeout)
 
     def open_many(
         self,
@@ -166,6 +179,17 @@ class Naming(Making):
         """Opens the set that has the name: one version of its arrays, which are opened when they are
         asked for. Parameters and errors as for open(); InvalidError: it is an array."""
         return _set.of_array(self.open(name, mode, pool=pool, wait=wait, timeout=timeout))
+
+    async def async_open_set(
+        self,
+        name: str,
+        mode: Literal["r", "rw"] = "r",
+        *,
+        pool: str | None = None,
+        timeout: float | None = None,
+    ) -> Set:
+        """open_set(wait=True), for asyncio."""
+        return _set.of_array(await self.async_open(name, mode, pool=pool, timeout=timeout))
 
     # --- names ------------------------------------------------------------------------------
 

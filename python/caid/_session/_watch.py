@@ -10,7 +10,7 @@ import warnings
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from .. import _caid
-from .._base._errors import CancelledError, Error, TimedOutError, closed
+from .._base._errors import CancelledError, Error, TimedOutError, check_timeout, closed
 from .._base._lifetime import Named
 from .._base._records import Change
 
@@ -145,11 +145,6 @@ class Watch(Named, _caid.Watch):
             if self.closed:
                 raise StopAsyncIteration from None
             raise
-
-
-def check_timeout(timeout):
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"timeout {timeout!r}: seconds, 0 or more, or None")
 
 
 def create(client, name, pool, timeout):

@@ -28,7 +28,7 @@ from .._session._client import Client
 from . import _load, _plan, _progress, _save
 from ._plan import COLUMNS, ROWS
 from ._safetensors import FormatError, read_model
-from ._weights import Weights, open_weights, prefix_of
+from ._weights import Weights, of_set, parse, prefix_of
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _Path = Union[str, "os.PathLike[str]"]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
-__all__ = ["COLUMNS", "FormatError", "ROWS", "Weights", "from_torch", "load", "open", "save", "unload"]
+__all__ = ["COLUMNS", "FormatError", "ROWS", "Weights", "async_open", "from_torch", "load", "open", "save", "unload"]
 
 
 def load(
@@ -153,7 +153,21 @@ def open(
     client : Client, optional
         By default that of :func:`caid.default_client`.
     """
-    return open_weights(client or _default.default_client(), name, mode, pool, wait, timeout)
+    client = client or _default.default_client()
+    return of_set(client, name, client.open_set(parse(name)[0], mode, pool=pool, wait=wait, timeout=timeout))
+
+
+async def async_open(
+    name: str,
+    mode: Literal["r", "rw"] = "r",
+    *,
+    pool: str | None = None,
+    timeout: float | None = None,
+    client: Client | None = None,
+) -> Weights:
+    """open(wait=True), for asyncio. Parameters and errors as for open()."""
+    client = client or _default.default_client()
+    return of_set(client, name, await client.async_open_set(parse(name)[0], mode, pool=pool, timeout=timeout))
 
 
 def save(

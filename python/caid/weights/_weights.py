@@ -226,9 +226,9 @@ class Weights(NotCompared, Mapping[str, Array]):
         return self._client.watch(self._set.name, pool=self.pool, timeout=timeout)
 
 
-def open_weights(client, name, mode, pool, wait, timeout) -> Weights:
-    prefix, version = parse(name)
-    opened = client.open_set(prefix, mode, pool=pool, wait=wait, timeout=timeout)
+def of_set(client, name, opened) -> Weights:
+    """The Weights of a set that was opened by that name."""
+    _, version = parse(name)
     if version is not None and opened.generation != version:
         opened.close()
         raise StaleError(116, f"{name}: the current version is {opened.generation}")
