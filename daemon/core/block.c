@@ -406,6 +406,18 @@ block_know_hold(struct core *core, struct hold *hold, bool stays)
 }
 
 void
+block_lose_writes(struct conn *conn)
+{
+    struct hold *hold;
+
+    if (conn->loses)
+        return;
+    conn->loses = true;
+    RB_FOREACH(hold, holds, &conn->holds)
+        hold->block->lost_writers |= former_bit(conn->number);
+}
+
+void
 block_unhold(struct core *core, struct hold *hold)
 {
     struct block *block = hold->block;

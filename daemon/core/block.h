@@ -79,6 +79,7 @@ struct block {
     uint32_t n_unresumed; /* those of them that have not resumed: former.h */
     /* those of them that have, while their streams have signals on the way */
     uint32_t n_landing;
+    uint64_t lost_writers; /* those of them that block_lose_writes() was called for */
     struct doubts doubts;
     /* ranges that were free when the core started, or are so since, until no such hold is left */
     struct range *aside;
@@ -147,6 +148,8 @@ void block_destroy(struct core *core, struct block *block);
 void block_know_use(struct core *core, struct hold *hold);
 /* The hold is like any other from now on. `stays`: what is set aside stays so because of it. */
 void block_know_hold(struct core *core, struct hold *hold, bool stays);
+/* What the former connection was writing with others (former_bit()) is not whole. */
+void block_lose_writes(struct conn *conn);
 /* Ends a hold that has no leases. */
 void block_unhold(struct core *core, struct hold *hold);
 

@@ -153,8 +153,10 @@ bracket_end(struct core *core, struct bracket *bracket, struct page *page, uint3
         if (!claim->use)
             continue;
         use_end(claim, page, slot, value);
-        if (claim->write)
-            claim->use->array->abandoned = abandon;
+        if (claim->write && abandon)
+            use_tear(claim->section);
+        else if (claim->write)
+            use_heal(claim->section);
     }
     metrics_count(bracket->conn->user, COUNT_BRACKETS_ENDED, 1);
     metrics_count(bracket->conn->user, COUNT_FENCES, page && !undone);
@@ -163,25 +165,53 @@ bracket_end(struct core *core, struct bracket *bracket, struct page *page, uint3
 
 /* ---- the beginning ---- */
 
-/* `number` identifies a search: a claim that carries it is in the list already. */
+/* Which bytes the claim at that place is for; `end` UINT64_MAX: the whole array. */
 static int
-add_claim(struct bracket *bracket, uint64_t id, bool write, uint64_t number, struct refusal *r)
+get_range(const struct array *array, struct msg_u64s ranges, uint32_t i, uint64_t *ret_from,
+          uint64_t *ret_end, struct refusal *r)
+{
+    uint64_t from = ranges.n ? ranges.v[2 * i] : 0, end = ranges.n ? ranges.v[2 * i + 1] : 0;
+    bool is_whole = from == 0 && (end == 0 || end == array->span);
+
+    if (!is_whole && (from >= end || end > array->span))
+        return refuse(r, PROTO_ERR_INVALID,
+                      "array \"%s\" has %" PRIu64 " bytes: bytes %" PRIu64 " to %" PRIu64
+                      " are no range of it",
+                      array_label(array), array->span, from, end);
+    *ret_from = from;
+    *ret_end = is_whole ? UINT64_MAX : end;
+    return 0;
+}
+
+/* `number` identifies a search: a section that carries it is in the list already. */
+static int
+add_claim(struct bracket *bracket, struct msg_u64s leases, struct msg_u64s ranges, uint32_t i,
+          bool write, bool again, uint64_t number, struct refusal *r)
 {
     struct claim *claim = &bracket->claims[bracket->n_claims];
+    uint64_t id = leases.v[i], from, end;
     struct lease *lease;
 
     if (lease_get(bracket->conn, id, &lease, r))
         return REFUSED;
     if (write && lease->readonly)
         return refuse(r, PROTO_ERR_PERMISSION, "lease %" PRIu64 " is for reading", id);
-    if (lease->array->use && lease->array->use->visited[0] == number)
-        return refuse(r, PROTO_ERR_INVALID, "an array is in the list twice");
+    if (get_range(lease->array, ranges, i, &from, &end, r))
+        return REFUSED;
     claim->fence = calloc(1, sizeof(*claim->fence));
-    if (!claim->fence || use_get(lease->array, &claim->use) < 0) {
+    if (!claim->fence || use_claim(claim, lease->array, from, end, again) < 0) {
         free(claim->fence);
         return -ENOMEM;
     }
-    claim->use->visited[0] = number;
+    if (use_is_claimed(claim, number)) {
+        bool is_full = end != UINT64_MAX && claim->use->n_sections >= SECTIONS_MAX;
+        use_drop(claim);
+        free(claim->fence);
+        return is_full ? refuse(r, PROTO_ERR_LIMIT, "array \"%s\" has %d ranges in use",
+                                array_label(lease->array), SECTIONS_MAX)
+                       : refuse(r, PROTO_ERR_INVALID,
+                                "an array is in the list twice, or ranges of it that overlap");
+    }
     claim->bracket = bracket;
     claim->lease = lease;
     claim->write = write;
@@ -191,14 +221,16 @@ add_claim(struct bracket *bracket, uint64_t id, bool write, uint64_t number, str
 
 /* again: leases that have ended since are left out. */
 static int
-add_claims_of(struct bracket *bracket, struct msg_u64s leases, bool write, bool again,
-              uint64_t number, struct refusal *r)
+add_claims_of(struct bracket *bracket, struct msg_u64s leases, struct msg_u64s ranges,
+              bool write, bool again, uint64_t number, struct refusal *r)
 {
     int rc = 0;
 
     for (uint32_t i = 0; i < leases.n && rc == 0; i++)
         if (!again || lease_find(bracket->conn, leases.v[i]))
-            rc = add_claim(bracket, leases.v[i], write, number, r);
+            rc = add_claim(bracket, leases, ranges, i, write, again, number, r);
+        else if (write)
+            block_lose_writes(bracket->conn);
     return rc;
 }
 
@@ -206,9 +238,11 @@ static int
 add_claims(struct bracket *bracket, const struct bracket_request *req, uint64_t number,
            struct refusal *r)
 {
-    int rc = add_claims_of(bracket, req->read, false, req->again, number, r);
+    int rc = add_claims_of(bracket, req->read, req->read_ranges, false, req->again, number, r);
 
-    return rc ? rc : add_claims_of(bracket, req->write, true, req->again, number, r);
+    return rc ? rc
+              : add_claims_of(bracket, req->write, req->write_ranges, true, req->again, number,
+                              r);
 }
 
 /* Frees a bracket that is in no list yet. */
@@ -216,7 +250,7 @@ static void
 bracket_discard(struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
-        use_settle(bracket->claims[i].use);
+        use_drop(&bracket->claims[i]);
         free(bracket->claims[i].fence);
     }
     thread_put(bracket->conn, bracket->thread);
@@ -256,6 +290,9 @@ check_request(struct conn *conn, const struct bracket_request *req, struct refus
     if (n == 0 || n > PROTO_BEGIN_MAX)
         return refuse(r, PROTO_ERR_INVALID, "a bracket has 1 to %d arrays, this has %llu",
                       PROTO_BEGIN_MAX, (unsigned long long)n);
+    if ((req->read_ranges.n && req->read_ranges.n != 2 * (uint64_t)req->read.n) ||
+        (req->write_ranges.n && req->write_ranges.n != 2 * (uint64_t)req->write.n))
+        return refuse(r, PROTO_ERR_INVALID, "each array has two numbers in a list of ranges");
     return 0;
 }
 
@@ -312,8 +349,10 @@ resume_claim(struct conn *conn, struct claim *claim)
 
     if (is_ours && use_resume(claim))
         return;
+    if (is_ours && claim->write)
+        block_lose_writes(conn);
     LIST_REMOVE(claim, of_lease);
-    use_settle(TAKE_PTR(claim->use));
+    use_drop(claim);
 }
 
 int
@@ -430,7 +469,7 @@ bracket_find_abandoned(const struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
         const struct claim *claim = &bracket->claims[i];
-        if (claim->use && !claim->write && use_is_abandoned(claim->use->array))
+        if (claim->use && !claim->write && use_is_torn(claim))
             return claim->use->array;
     }
     return NULL;
@@ -554,8 +593,8 @@ bracket_abandon(const struct claim *claim)
 {
     if (!claim->write || claim->bracket->cancelled)
         return;
-    claim->use->array->abandoned = true;
-    persist_mark(claim->use->array);
+    use_tear(claim->section);
+    use_settle(claim->use);
 }
 
 /* A waiting bracket waits no longer: when its turn comes it is refused. */

@@ -56,7 +56,7 @@ RB_PROTOTYPE(threads, thread, node, )
 
 /* Host memory that each is charged. A claim with its fence also counts as one of RES_BRACKETS, and
  * so does the fence when it is used. */
-#define FENCE_HOST   (sizeof(struct fence) + sizeof(struct use))
+#define FENCE_HOST   (sizeof(struct fence) + sizeof(struct section) + sizeof(struct use))
 #define CLAIM_HOST   (sizeof(struct claim) + FENCE_HOST)
 #define BRACKET_HOST (sizeof(struct bracket) + sizeof(struct thread))
 
@@ -64,6 +64,8 @@ struct bracket_request {
     uint64_t id, thread, timeout_ns;
     bool nowait, again;
     struct msg_u64s read, write; /* leases */
+    /* for each the range, as two numbers; all of them absent, or both 0: the whole array */
+    struct msg_u64s read_ranges, write_ranges;
 };
 
 /* fences_reply() or a refusal answers it, now or later. -ENOMEM or REFUSED. */

@@ -44,6 +44,7 @@ struct conn {
     bool resumed;  /* its client has connected again: `id` is the new connection's */
     bool resuming; /* its client is saying what it has */
     bool leaves;   /* its client has said that it uses none of it */
+    bool loses;    /* what it was writing with others before a restart: block_lose_writes() */
     bool closing;  /* a CORE_CLOSE is on its way: nothing is received or sent any more */
     bool departed; /* has hung up; in core->departed until nothing is left of it */
     bool reported; /* the shell was told that the exit of its process matters */

@@ -177,6 +177,7 @@ forget_names(struct pool *pool)
 
     for (array = RB_MIN(names, &pool->names); array; array = next) {
         next = RB_NEXT(names, &pool->names, array);
+        use_forget(array);
         if (!array_range(array)) {
             RB_REMOVE(names, &pool->names, array);
             array_free(array);
@@ -184,6 +185,7 @@ forget_names(struct pool *pool)
     }
     for (array = RB_MIN(nameless, &pool->nameless); array; array = next) {
         next = RB_NEXT(nameless, &pool->nameless, array);
+        use_forget(array);
         if (!array_range(array)) {
             RB_REMOVE(nameless, &pool->nameless, array);
             array_free(array);
@@ -454,6 +456,7 @@ core_exited(struct core *core, uint64_t id)
     if (!conn)
         return;
     conn->exited = true;
+    former_exit(conn);
     if (core->units)
         core->units->has_exits |= conn->is_held_back;
     conn_wake(conn);

@@ -71,30 +71,48 @@ dues_unite(struct dues *dues)
 
 /* Adds fences of reads since the last write: as many as one reply can have, and one more. */
 static void
-dues_add_reads(struct dues *dues, struct use *use, const struct due *after)
+dues_add_reads(struct dues *dues, struct section *section, const struct due *after)
 {
     struct page page = {.id = after->id};
     struct fence key = {.page = &page,
                         .slot =
                             (uint32_t)(after->slot < UINT32_MAX ? after->slot : UINT32_MAX)};
-    struct fence *fence = RB_NFIND(fences, &use->reads, &key);
+    struct fence *fence = RB_NFIND(fences, &section->reads, &key);
     size_t first = dues->n;
 
-    for (; fence && dues->n - first <= DUES_MAX; fence = RB_NEXT(fences, &use->reads, fence))
+    for (; fence && dues->n - first <= DUES_MAX;
+         fence = RB_NEXT(fences, &section->reads, fence))
         if (fence_state(fence) == FENCE_PENDING)
             dues_add(dues, fence, false, after);
 }
 
-/* What a claim waits for: the last write and, if the claim writes, the reads since. */
+/* What a claim waits for: the last write and, if the claim writes, the reads since, of all sections
+ * that it overlaps with. */
 static void
 dues_add_claim(struct dues *dues, const struct claim *claim, const struct due *after)
 {
-    struct use *use = claim->use;
+    struct section *section;
 
-    if (use && use->write)
-        dues_add(dues, use->write, !claim->write, after);
-    if (use && claim->write)
-        dues_add_reads(dues, use, after);
+    FOREACH_OVERLAPPING(section, claim->section) {
+        if (section->write)
+            dues_add(dues, section->write, !claim->write, after);
+        if (claim->write)
+            dues_add_reads(dues, section, after);
+    }
+}
+
+static size_t
+count_of(const struct claim *claim)
+{
+    struct section *section;
+    size_t n = 0;
+
+    FOREACH_OVERLAPPING(section, claim->section) {
+        n += section->write != NULL;
+        if (claim->write)
+            n += section->n_reads < DUES_MAX ? section->n_reads : DUES_MAX + 1;
+    }
+    return n;
 }
 
 /* The highest number of fences that it can be. */
@@ -107,10 +125,8 @@ count_fences(struct bracket *bracket)
         const struct claim *claim = &bracket->claims[i];
         if (!claim->use)
             continue;
-        use_sweep(claim->use);
-        n += claim->use->write != NULL;
-        if (claim->write)
-            n += claim->use->n_reads < DUES_MAX ? claim->use->n_reads : DUES_MAX + 1;
+        use_sweep(claim);
+        n += count_of(claim);
     }
     return n;
 }
@@ -124,7 +140,8 @@ dues_gather(struct bracket *bracket, const struct due *after, struct dues *ret)
     if (!dues.v)
         return -ENOMEM;
     for (uint32_t i = 0; i < bracket->n_claims; i++)
-        dues_add_claim(&dues, &bracket->claims[i], after);
+        if (bracket->claims[i].use)
+            dues_add_claim(&dues, &bracket->claims[i], after);
     dues_unite(&dues);
     *ret = dues;
     return 0;

@@ -97,6 +97,23 @@ end_landing(struct core *core, struct conn *conn)
 }
 
 void
+former_exit(struct conn *conn)
+{
+    const struct page *page;
+    uint32_t n = 0;
+
+    if (conn->former)
+        block_lose_writes(conn);
+    LIST_FOREACH(page, &conn->pages, of_conn) {
+        if (n++ == PAGES_MAX) {
+            block_lose_writes(conn);
+            return;
+        }
+        page_note_loss(page);
+    }
+}
+
+void
 former_end(struct core *core, struct conn *conn)
 {
     struct hold *hold;
@@ -204,12 +221,26 @@ former_resume_leases(struct core *core, struct conn *conn, struct msg_u64s pairs
         int rc = resume_lease(core, conn, pairs.v[i],
                               array_index_find(core->former_arrays, pairs.v[i + 1]), readonly,
                               r);
-        if (rc == GONE)
+        if (rc == GONE) {
             lost[(*n_lost)++] = pairs.v[i];
-        else if (rc)
+            block_lose_writes(conn);
+        } else if (rc) {
             return rc;
+        }
     }
     return 0;
+}
+
+static bool
+is_writer(const struct use *use, const struct conn *conn)
+{
+    return use->writer && use->writer == conn->number;
+}
+
+static bool
+is_one_of_several(const struct use *use, const struct conn *conn)
+{
+    return use->writers & former_bit(conn->number);
 }
 
 bool
@@ -217,7 +248,7 @@ former_resume_write(struct conn *conn, struct array *array)
 {
     struct use *use = array->use;
 
-    if (!use || !use->writer || use->writer != conn->number || !conn->resuming)
+    if (!use || !conn->resuming || !(is_one_of_several(use, conn) || is_writer(use, conn)))
         return false;
     use->writer = 0;
     use->was_written = true;
@@ -229,9 +260,24 @@ former_unresume_write(const struct conn *conn, struct array *array)
 {
     bool is_doubted = array->use->doubt == DOUBT_HOLDERS;
 
-    array->abandoned |= !is_doubted;
+    if (is_one_of_several(array->use, conn))
+        return;
+    if (!is_doubted)
+        use_tear(&array->use->whole);
     array->use->writer = is_doubted ? conn->number : 0;
     array->use->was_written = false;
+}
+
+/* What it wrote is whole when all has landed that its connection had submitted. */
+static int
+resume_one_of_several(struct array *array, struct page *page, const uint64_t end[static 5])
+{
+    if (page && page->before[end[2]] < end[3])
+        page->before[end[2]] = end[3];
+    if (end[4])
+        use_tear(&array->use->whole);
+    use_settle(array->use);
+    return 0;
 }
 
 /* A bracket that the client has ended; the earlier core may not have received the END. */
@@ -251,6 +297,8 @@ resume_end(struct core *core, struct conn *conn, const uint64_t end[static 5],
     persist_mark(array);
     if (end[4] == MSG_ENDED_UNDONE)
         return 0;
+    if (is_one_of_several(array->use, conn))
+        return resume_one_of_several(array, page, end);
     array->abandoned = end[4];
     return use_restore_write(array, page, (uint32_t)end[2], end[3]);
 }
@@ -368,6 +416,7 @@ look_at(struct core *core, struct conn *conn, uint32_t *budget)
             continue;
         if (*budget == 0 || (--*budget, !has_landed(page)))
             return;
+        page_note_loss(page);
         free(TAKE_PTR(page->before));
     }
     former_end(core, conn);
@@ -394,6 +443,7 @@ former_give_up(struct core *core, struct conn *conn)
 {
     conn->resumes = false;
     conn->leaves = true;
+    former_exit(conn);
     former_end(core, conn);
     persist_process(core, conn);
     if (!conn->departed) {
@@ -487,22 +537,49 @@ former_doubt(struct array *array, uint64_t writer)
     return 0;
 }
 
+static bool
+has_lost(const struct array *array, uint64_t writers)
+{
+    const struct block *block = array_block(array);
+
+    return block && writers & block->lost_writers;
+}
+
+int
+former_doubt_several(struct array *array, uint64_t writers)
+{
+    struct use *use;
+
+    if (use_get(array, &use) < 0)
+        return -ENOMEM;
+    if (use->doubt == DOUBT_HOLDERS)
+        use->writers = writers;
+    array->abandoned |= !use->writers || has_lost(array, writers);
+    use_settle(use);
+    return 0;
+}
+
 static void
 settle_doubt(struct core *core, struct use *use, enum doubt left)
 {
     struct array *array = use->array;
-    bool was_kept = use->kept, is_torn = use->writer;
+    bool is_torn = use->writer || has_lost(array, use->writers);
+    bool was_kept = use->kept || use->writer || use->writers;
 
     use_doubt(use, left);
     use->kept = false;
     use->was_written &= left == DOUBT_STREAMS;
     use->writer = 0;
+    if (use->writers && (is_torn || left < DOUBT_STREAMS)) {
+        use->writers = 0;
+        persist_mark(array);
+    }
     if (is_torn)
-        use_abandon(use);
+        use_abandon(&use->whole);
     else
         use_scan(use);
     use_settle(use);
-    if (was_kept || is_torn)
+    if (was_kept)
         array_settle(core, array);
 }
 
@@ -545,7 +622,7 @@ forget_doubts(struct doubts *doubts)
         while ((use = LIST_FIRST(&doubts->of[kind]))) {
             use_doubt(use, DOUBT_NONE);
             use->kept = use->was_written = false;
-            use->writer = 0;
+            use->writer = use->writers = 0;
             use_settle(use);
         }
 }

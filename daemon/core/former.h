@@ -40,12 +40,17 @@ int formers_begin(struct core *core, const struct restore_array *arrays, size_t 
 void formers_wait(struct core *core, size_t n);
 /* The client of this departed connection may resume. Its holds are restored afterwards. */
 void former_new(struct core *core, struct conn *conn);
+/* The process has exited, or is not waited for: what it had not said, and what its streams have not
+ * stored, is lost. To be called before anything of it goes. */
+void former_exit(struct conn *conn);
 /* The process has exited, or has resumed and all that it had submitted has landed: the connection
  * is freed, or is like any other. */
 void former_end(struct core *core, struct conn *conn);
 /* The array is in doubt: it was being written by that connection, or, 0, it has no name.
  * -ENOMEM. */
 int former_doubt(struct array *array, uint64_t writer);
+/* The same, by several. -ENOMEM. */
+int former_doubt_several(struct array *array, uint64_t writers);
 
 /* Its client has not come back, and may. */
 static inline bool

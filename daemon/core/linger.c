@@ -37,7 +37,7 @@ linger_array(struct core *core, struct array *array)
 
     if (!use || array->lingering)
         return array->lingering;
-    assert(!use->n_waiting && LIST_EMPTY(&use->open));
+    assert(!use->whole.n_claims);
     use_sweep_dead(use);
     if (!use_has_fences(use)) {
         use_settle(use);

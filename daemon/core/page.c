@@ -98,6 +98,14 @@ page_restore(struct core *core, struct conn *conn, uint64_t id,
     return 0;
 }
 
+void
+page_note_loss(const struct page *page)
+{
+    for (size_t i = 0; page->before && i < TIMELINE_SLOTS; i++)
+        if (page->before[i] && timeline_state(&page->slots[i], page->before[i]) != FENCE_PASSED)
+            block_lose_writes(page->conn);
+}
+
 /* Takes the page out of everything that knows it, but for the shell. */
 static void
 page_remove(struct core *core, struct page *page)
@@ -107,6 +115,7 @@ page_remove(struct core *core, struct page *page)
         TAILQ_REMOVE(&core->closing_pages, page, of_closing);
     if (page->made)
         persist_page_gone(core, page);
+    page_note_loss(page);
     RB_REMOVE(pages, &core->pages, page);
     LIST_REMOVE(page, of_conn);
     entry_remove(core, &page->saved);
@@ -329,13 +338,14 @@ static bool
 page_drop_fence(struct core *core, struct page *page)
 {
     struct fence *fence = LIST_FIRST(&page->fences);
-    struct use *use = fence ? fence->use : NULL;
+    struct section *section = fence ? fence->section : NULL;
+    struct use *use = fence ? section->use : NULL;
 
     if (!fence)
         return false;
-    if (fence == use->write &&
+    if (fence == section->write &&
         timeline_state(&page->slots[fence->slot], fence->value) != FENCE_PASSED)
-        use_abandon(use);
+        use_abandon(section);
     fence_free(fence);
     if (use->array->lingering && !use_has_fences(use))
         linger_end(core, use);

@@ -353,29 +353,75 @@ persist_lost_gone(struct core *core, const struct lost *lost)
 static bool
 lasts(const struct array *array)
 {
-    return !array->creating && (array->named || array->n_leases || array->is_companion ||
-                                array->is_whole || array->is_set || array->n_sets ||
-                                (array->is_part && (array->n_departed || array->lingering)) ||
-                                (array->use && (array->use->kept || array->use->writer)));
+    return !array->creating &&
+           (array->named || array->n_leases || array->is_companion || array->is_whole ||
+            array->is_set || array->n_sets ||
+            (array->is_part && (array->n_departed || array->lingering)) ||
+            (array->use && (array->use->kept || array->use->writer || array->use->writers)));
+}
+
+static const struct conn *
+writer_of(const struct section *section)
+{
+    return LIST_FIRST(&section->open)->bracket->conn;
+}
+
+static uint64_t
+mark_of_fence(const struct fence *fence)
+{
+    return MARK_PENDING | (uint64_t)fence->slot << MARK_SLOT_SHIFT |
+           fence->page->id << MARK_ID_SHIFT;
+}
+
+/* Who writes the array, and whose writes have not passed, where that is said of ranges, too; else
+ * 0. One fence alone is said as of the whole. */
+static uint64_t
+mark_of_ranges(struct use *use)
+{
+    const struct fence *fence = NULL;
+    const struct section *section;
+    uint64_t writers = 0;
+    size_t n = 0, n_ranges = 0;
+
+    FOREACH_SECTION(section, use) {
+        size_t of_this = 2 * section->n_writers + (section->write != NULL);
+        if (section->n_writers)
+            writers |= former_bit(writer_of(section)->number);
+        if (section->write)
+            writers |= former_bit(section->write->page->conn->number);
+        n += of_this;
+        n_ranges += section == &use->whole ? 0 : of_this;
+        fence = section->write ? section->write : fence;
+    }
+    if (n_ranges == 0)
+        return 0;
+    return n == 1 ? mark_of_fence(fence)
+                  : MARK_WRITING | MARK_SEVERAL | writers << MARK_ID_SHIFT;
 }
 
 /* There is no room for the fence of an earlier write beside who writes now. Where it has not
  * passed, and this one ends undone after a restart, nobody could say any more that it has: the
- * array is abandoned, and the restart after that one does not know of the earlier write. */
-static uint64_t
-mark_of(const struct array *array)
+ * array is abandoned, and the restart after that one does not know of the earlier write. Nor is
+ * there room for who of several has come back since a restart: the next one takes the array for
+ * abandoned. */
+uint64_t
+persist_get_mark(const struct array *array)
 {
-    const struct use *use = array->use;
-    uint64_t mark = array->abandoned ? MARK_ABANDONED : 0;
+    struct use *use = array->use;
+    uint64_t mark = array->abandoned ? MARK_ABANDONED : 0, ranges;
 
-    if (use && use->n_writers)
-        return mark | MARK_WRITING | (use->write ? MARK_ABANDONED : 0) |
-               LIST_FIRST(&use->open)->bracket->conn->number << MARK_ID_SHIFT;
+    if (use && use->writers)
+        return MARK_ABANDONED | MARK_WRITING | MARK_SEVERAL | use->writers << MARK_ID_SHIFT;
+    ranges = use && !LIST_EMPTY(&use->sections) ? mark_of_ranges(use) : 0;
+    if (ranges)
+        return mark | ranges;
+    if (use && use->whole.n_writers)
+        return mark | MARK_WRITING | (use->whole.write ? MARK_ABANDONED : 0) |
+               writer_of(&use->whole)->number << MARK_ID_SHIFT;
     if (use && use->writer)
         return mark | MARK_WRITING | use->writer << MARK_ID_SHIFT;
-    if (use && use->write)
-        mark |= MARK_PENDING | (uint64_t)use->write->slot << MARK_SLOT_SHIFT |
-                use->write->page->id << MARK_ID_SHIFT;
+    if (use && use->whole.write)
+        mark |= mark_of_fence(use->whole.write);
     return mark;
 }
 
@@ -444,7 +490,7 @@ record_array(struct core *core, struct array *array)
     if (!r)
         return;
     fill_array(r, array, pool, expires);
-    array->record = (uint32_t)(record_end(core, mark_of(array)) / 8);
+    array->record = (uint32_t)(record_end(core, persist_get_mark(array)) / 8);
     array->record_turn = persist_turn(core);
     array->record_named = array->named;
 }
@@ -528,5 +574,5 @@ persist_mark(struct array *array)
     if (array->record_turn != p->turn)
         record_array(core, array);
     else
-        journal_mark(p->journal, (uint64_t)array->record * 8, mark_of(array));
+        journal_mark(p->journal, (uint64_t)array->record * 8, persist_get_mark(array));
 }

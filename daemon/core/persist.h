@@ -62,6 +62,8 @@ void persist_member_anew(struct core *core, const struct array *set,
 bool persist_turn(const struct core *core);
 /* Whether somebody writes it, and whether its contents are whole. */
 void persist_mark(struct array *array);
+/* What that mark is. */
+uint64_t persist_get_mark(const struct array *array);
 void persist_pool(struct core *core, const struct pool *pool); /* that has a number */
 void persist_block(struct core *core, const struct block *block);
 void persist_block_gone(struct core *core, const struct block *block);

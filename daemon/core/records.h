@@ -82,6 +82,11 @@ enum {                /* marks of a RECORD_ARRAY */
     MARK_ID_SHIFT = 8,   /* its page; where somebody writes, the number of that connection */
 };
 
+/* With MARK_WRITING: several do, or one does in a range, or writes of several are on their way. In
+ * place of the number is former_bit() of each. A reader that does not know this takes it for a
+ * connection that has gone. */
+#define MARK_SEVERAL (UINT64_C(1) << 63)
+
 struct record_array {
     struct record_key key;
     uint64_t block;  /* 0: it has no bytes */

@@ -45,6 +45,8 @@ HANDLER(on_begin)
         .again = p->again && conn->resuming,
         .read = p->read,
         .write = p->write,
+        .read_ranges = p->read_ranges,
+        .write_ranges = p->write_ranges,
     };
 
     return req.again ? bracket_resume(core, conn, id, &req, r)
@@ -132,7 +134,10 @@ HANDLER(on_discard)
     if (lease->readonly)
         return refuse(r, PROTO_ERR_PERMISSION, "array \"%.*s\" was opened for reading",
                       array->n_name, array->name);
-    if (use_is_abandoned(array)) {
+    if (use_is_abandoned(array) && array->use) {
+        use_heal(&array->use->whole);
+        use_settle(array->use);
+    } else if (array->abandoned) {
         array->abandoned = false;
         persist_mark(array);
     }

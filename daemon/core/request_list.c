@@ -17,17 +17,23 @@
 static bool
 is_abandoned(const struct array *array)
 {
-    const struct fence *fence = array->use ? array->use->write : NULL;
+    const struct section *section;
 
-    return array->abandoned || (fence && timeline_state(&fence->page->slots[fence->slot],
-                                                        fence->value) == FENCE_LOST);
+    if (!array->use || array->abandoned)
+        return array->abandoned;
+    FOREACH_SECTION(section, array->use)
+        if (section->write && fence_state(section->write) == FENCE_LOST)
+            return true;
+    return false;
 }
 
 static struct msg_entry
 entry_record(const struct core *core, const struct array *array)
 {
-    const struct use *use = array->use;
+    uint64_t n_readers = 0, n_writers = 0, n_waiting = 0;
 
+    if (array->use)
+        use_count(array->use, &n_readers, &n_writers, &n_waiting);
     return (struct msg_entry){
         .pool = MSG_STR(array->pool->name),
         .name = {array->name, array->n_name},
@@ -39,9 +45,9 @@ entry_record(const struct core *core, const struct array *array)
         .uid = array->charge.user->uid,
         .leases = (uint64_t)array->n_leases + array->n_departed,
         .memory = MSG_STR(array_memory(array)),
-        .readers = use ? use->n_readers : 0,
-        .writers = use ? use->n_writers : 0,
-        .waiting = use ? use->n_waiting : 0,
+        .readers = n_readers,
+        .writers = n_writers,
+        .waiting = n_waiting,
         .abandoned = is_abandoned(array),
         .parts = part_count(core, array),
         .ttl_ns = expiry_left_ns(core, array),

@@ -409,6 +409,8 @@ restore_hold(const struct restoring *to, uint32_t i)
     hold->before = true;
     hold->unresumed = conn->former;
     block->n_unresumed += hold->unresumed;
+    if (conn->loses)
+        block->lost_writers |= former_bit(conn->number);
     if (block->n_before++ > 0)
         return 0;
     return block_set_aside(block);
@@ -436,6 +438,8 @@ restore_writer(const struct restoring *to, struct array *array, uint64_t mark)
 {
     const struct conn *conn = get_conn(to, mark >> MARK_ID_SHIFT);
 
+    if (mark & MARK_SEVERAL)
+        return former_doubt_several(array, (mark & ~MARK_SEVERAL) >> MARK_ID_SHIFT);
     if (conn && conn->former)
         return former_doubt(array, conn->number);
     array->abandoned = true;
@@ -690,6 +694,8 @@ restore_page(const struct restoring *to, const struct restore_page *page)
     struct conn *conn = get_conn(to, page->record->conn);
     int r;
 
+    if (conn && (!page->made.slots || page->is_dead))
+        block_lose_writes(conn);
     if (!conn || !page->made.slots || page->is_dead)
         return 0;
     r = page_restore(to->core, conn, page->record->key.id, &page->made);
@@ -737,6 +743,53 @@ restore_done(const struct restoring *to, const struct record_done *record)
         conn->done[record->key.of] = record->done;
 }
 
+static struct restore_block *
+block_of_array(const struct restore *r, const struct restore_array *array)
+{
+    const struct restore_array *whole =
+        array->record->whole ? restore_find(r, RECORD_ARRAY, array->record->whole) : array;
+
+    return whole ? restore_find(r, RECORD_BLOCK, whole->record->block) : NULL;
+}
+
+static void
+note_lost_writers(const struct restoring *to)
+{
+    const struct restore *r = to->r;
+
+    for (size_t i = 0; i < r->n_holds; i++) {
+        const struct record_key *key = &r->holds[i]->key;
+        const struct conn *conn = get_conn(to, key->of);
+        struct restore_block *block = restore_find(r, RECORD_BLOCK, key->id);
+        if (block && (!conn || !conn->former || conn->loses))
+            block->lost |= former_bit(key->of);
+    }
+}
+
+/* Arrays that those who do not come back were writing with others are abandoned at once: the
+ * records of these connections and pages go before the arrays are restored. */
+static void
+restore_lost_writers(const struct restoring *to)
+{
+    const struct restore *r = to->r;
+    bool noted = false;
+
+    for (size_t i = 0; i < r->n_arrays; i++) {
+        struct restore_array *a = &r->arrays[i];
+        const struct restore_block *block;
+        if (!(a->mark & MARK_WRITING && a->mark & MARK_SEVERAL))
+            continue;
+        if (!noted)
+            note_lost_writers(to);
+        noted = true;
+        block = block_of_array(r, a);
+        if (block && !((a->mark & ~MARK_SEVERAL) >> MARK_ID_SHIFT & block->lost))
+            continue;
+        a->mark |= MARK_ABANDONED;
+        journal_mark(r->journal, (uint64_t)a->place * 8, a->mark);
+    }
+}
+
 static int
 restore_processes(const struct restoring *to)
 {
@@ -749,6 +802,7 @@ restore_processes(const struct restoring *to)
         restore_done(to, r->dones[i]);
     for (size_t i = 0; rc == 0 && i < r->n_pages; i++)
         rc = restore_page(to, &r->pages[i]);
+    restore_lost_writers(to);
     return rc;
 }
 

@@ -26,6 +26,7 @@ struct restore_block {
     uint64_t handle; /* import()'s to fill, as of core_alloc_result */
     int fd;
     struct block *block; /* the core's; NULL: it is not back */
+    uint64_t lost;       /* who of those that had it does not come back, by former_bit() */
 };
 
 struct restore_conn {

@@ -52,7 +52,8 @@ static bool
 is_kept(const struct array *array)
 {
     return array->n_leases || array->n_departed || array->is_whole || array->is_companion ||
-           array->n_sets || (array->use && (array->use->kept || array->use->writer));
+           array->n_sets ||
+           (array->use && (array->use->kept || array->use->writer || array->use->writers));
 }
 
 /* Whether a former connection may have the array, or use the place of a part. The part's publisher

@@ -41,60 +41,121 @@ counts_array(const struct core *core, const struct tally *t, const struct array 
 
 /* ---- uses ---- */
 
-/* Those at the front that could share the array, up to the first writer, are ready unless what
- * is open keeps them; behind it, only who reads it already. */
 static bool
-turns_are_right(const struct use *use)
+excludes(const struct claim *a, const struct claim *b)
 {
-    const struct claim *claim;
-    bool front = true, first = true;
+    return (a->write || b->write) && a->section->from < b->section->end &&
+           b->section->from < a->section->end;
+}
 
-    TAILQ_FOREACH(claim, &use->waiting, of_waiting) {
-        if (claim->write && !first)
-            front = false;
-        if (front && !claim->ready && !use_is_kept(use, claim->write))
-            return false;
-        if (!front && claim->ready && claim->write)
-            return false;
-        front = front && !claim->write;
-        first = false;
+/* Whether one that waits has come before it and excludes it. */
+static bool
+is_preceded(struct use *use, const struct claim *claim)
+{
+    const struct section *section;
+    const struct claim *other;
+
+    FOREACH_SECTION(section, use)
+        TAILQ_FOREACH(other, &section->waiting, of_waiting)
+            if (other != claim && other->bracket->arrival < claim->bracket->arrival &&
+                excludes(other, claim))
+                return true;
+    return false;
+}
+
+/* Those that none before them excludes are ready unless what is open keeps them; others are only if
+ * they read, and their thread does already. */
+static bool
+turns_are_right(struct use *use)
+{
+    const struct section *section;
+    const struct claim *claim;
+
+    FOREACH_SECTION(section, use)
+        TAILQ_FOREACH(claim, &section->waiting, of_waiting)
+            if (is_preceded(use, claim) && !claim->overtakes
+                    ? claim->ready && claim->write
+                    : !claim->ready && !use_is_kept(claim))
+                return false;
+    return true;
+}
+
+/* No open claim excludes another one. */
+static bool
+open_are_right(struct use *use, const struct section *section)
+{
+    const struct section *other;
+    const struct claim *claim;
+
+    LIST_FOREACH(claim, &section->open, of_held) {
+        FOREACH_SECTION(other, use) {
+            const struct claim *second;
+            LIST_FOREACH(second, &other->open, of_held)
+                if (second != claim && excludes(claim, second))
+                    return false;
+        }
     }
     return true;
 }
 
 static bool
-use_is_right(const struct use *use)
+section_is_right(struct use *use, const struct section *section)
 {
     const struct claim *claim;
     struct fence *fence;
     const struct claim *first_writer = NULL;
-    uint32_t readers = 0, writers = 0, waiting = 0, reads = 0;
+    uint32_t readers = 0, writers = 0, waiting = 0, reads = 0, overtaking = 0;
 
-    LIST_FOREACH(claim, &use->open, of_held) {
-        if (claim->use != use || claim->lease->array != use->array)
+    LIST_FOREACH(claim, &section->open, of_held) {
+        if (claim->use != use || claim->section != section || claim->lease->array != use->array)
             return false;
         *(claim->write ? &writers : &readers) += 1;
     }
-    TAILQ_FOREACH(claim, &use->waiting, of_waiting) {
+    TAILQ_FOREACH(claim, &section->waiting, of_waiting) {
         const struct conn *conn = claim->lease->conn;
-        if (claim->use != use || (conn->departed && !conn->ending))
+        if (claim->use != use || claim->section != section || (conn->departed && !conn->ending))
             return false;
         waiting++;
+        overtaking += claim->overtakes;
         if (claim->write && !first_writer)
             first_writer = claim;
     }
-    RB_FOREACH(fence, fences, (struct fences *)(uintptr_t)&use->reads)
-        reads += fence->use == use;
-    return readers == use->n_readers && writers == use->n_writers && writers <= 1 &&
-           (!writers || !readers) && waiting == use->n_waiting &&
-           first_writer == use->first_writer && reads == use->n_reads &&
+    RB_FOREACH(fence, fences, (struct fences *)(uintptr_t)&section->reads)
+        reads += fence->section == section;
+    return section->use == use && readers == section->n_readers &&
+           writers == section->n_writers && waiting == section->n_waiting &&
+           overtaking == section->n_overtaking && first_writer == section->first_writer &&
+           reads == section->n_reads && section->n_claims == readers + writers + waiting &&
+           open_are_right(use, section) &&
+           (section == &use->whole ||
+            (section->from < section->end && section->end <= use->array->span)) &&
+           (section == &use->whole || section->n_claims || section->write || reads ||
+            section->torn) &&
+           (!section->torn || section->charge.user == use->array->charge.user);
+}
+
+static bool
+use_is_right(struct use *use)
+{
+    uint32_t n = 0, torn = 0;
+    const struct section *section;
+
+    FOREACH_SECTION(section, use) {
+        n += section != &use->whole;
+        torn += section->torn;
+        if (!section_is_right(use, section))
+            return false;
+    }
+    return n == use->n_sections && n <= RESUMED_MAX && torn == use->n_torn &&
+           torn <= TORN_MAX && !use->whole.torn && (!torn || use->array->abandoned) &&
            use->doubt >= doubt_of(use->array) &&
            (use->doubt == DOUBT_HOLDERS || !use->writer) &&
+           (use->doubt >= DOUBT_STREAMS || !use->writers) &&
            (use->doubt >= DOUBT_STREAMS || !use->was_written) &&
            (use->doubt == DOUBT_HOLDERS || (use->doubt && use->array->is_old_part) ||
             !use->kept) &&
-           (readers || writers || waiting || use_has_fences(use) || use->array->lingering ||
-            use->kept || use->writer || use->was_written);
+           (use->whole.n_claims || n || use_has_fences(use) || use->array->lingering ||
+            use->kept || use->writer || use->writers || use->was_written);
 }
 
 /* ---- arrays ---- */
@@ -155,7 +216,7 @@ check_array(const struct array *array)
     CHECK(!array->pending);
     CHECK(array->creating || array->named || array->n_leases || array->n_departed ||
           array->is_whole || array->is_companion || array->n_sets || array->lingering ||
-          (array->use && (array->use->kept || array->use->writer)));
+          (array->use && (array->use->kept || array->use->writer || array->use->writers)));
     CHECK(!array->is_set || (!array->span && !array->is_part && !array->n_sets));
     CHECK(!array->named || !set_over(array->pool, array_name(array)));
     check_companion(array);
@@ -266,6 +327,7 @@ tally_array(const struct core *core, struct tally *t, const struct array *array)
     tally_text(t, array->name_is_own ? container_of(array->name, struct text, s[0]) : NULL);
     if (!counts_array(core, t, array))
         return;
+    uint64_t torn = array->use ? array->use->n_torn * TORN_HOST : 0;
     t->arrays++;
     t->kept += array->n_sets;
     if (array->is_set)
@@ -276,7 +338,8 @@ tally_array(const struct core *core, struct tally *t, const struct array *array)
     t->lingering += array->lingering && array->range;
     t->used[RES_ARRAYS]++;
     t->used[RES_NAMES] += array->named;
-    t->used[RES_HOST] += array->charge.host;
+    t->used[RES_HOST] += array->charge.host + torn;
+    t->beyond[RES_HOST] += torn; /* it does not wait for room */
     t->used[array->kind == KIND_PINNED ? RES_PINNED : RES_BYTES] += array_bytes(core, array);
     if (array->kind != KIND_PINNED)
         t->allocated += array_bytes(core, array);
@@ -523,7 +586,7 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
                   (fence->value <= page->last[fence->slot] ||
                    (page->before ? fence->value <= page->before[fence->slot]
                                  : fence_state(fence) != FENCE_PENDING)));
-            CHECK(fence->use->array->use == fence->use);
+            CHECK(fence->section->use->array->use == fence->section->use);
             host += FENCE_HOST;
             uses->used[RES_BRACKETS]++;
         }
@@ -783,8 +846,8 @@ core_check(const struct core *core)
     check_totals(c);
 }
 
-bool
-core_has_write_fence(struct core *core, uint64_t id)
+static struct array *
+find_array(struct core *core, uint64_t id)
 {
     struct pool *pool;
     struct array *array;
@@ -792,12 +855,38 @@ core_has_write_fence(struct core *core, uint64_t id)
     RB_FOREACH(pool, pools, &core->pools) {
         RB_FOREACH(array, names, &pool->names)
             if (array->id == id)
-                return array->use && array->use->write;
+                return array;
         RB_FOREACH(array, nameless, &pool->nameless)
             if (array->id == id)
-                return array->use && array->use->write;
+                return array;
     }
-    return false;
+    return NULL;
+}
+
+bool
+core_has_write_fence(struct core *core, uint64_t id)
+{
+    const struct array *array = find_array(core, id);
+
+    return array && array->use && array->use->whole.write;
+}
+
+bool
+core_has_mark(struct core *core, uint64_t id, uint64_t mark)
+{
+    const struct array *array = find_array(core, id);
+
+    return array && array->record && (persist_get_mark(array) & mark) == mark;
+}
+
+bool
+core_is_abandoned(struct core *core, uint64_t id, bool *ret_all)
+{
+    struct array *array = find_array(core, id);
+    bool is_abandoned = array && use_is_abandoned(array);
+
+    *ret_all = is_abandoned && !(array->use && array->use->n_torn);
+    return is_abandoned;
 }
 
 void

@@ -144,7 +144,9 @@ struct h_use { /* what a bracket uses, from its begin; then its fence, until tha
     uint64_t conn, bracket, lease;
     uint32_t request;
     bool write;
-    struct h_range range;
+    uint64_t from, end;   /* bytes of the array; 0, 0: all */
+    struct h_range array; /* all of it */
+    struct h_range range; /* and what is used */
     struct h_fence fence; /* page 0: it has not ended */
 };
 
@@ -232,6 +234,10 @@ void core_get_counts(const struct core *core, struct core_counts *ret);
 void core_check(const struct core *core);
 /* Whether it does not know yet that an earlier write of the array is done. */
 bool core_has_write_fence(struct core *core, uint64_t array);
+/* Whether a core that is killed now leaves such a mark of the array. */
+bool core_has_mark(struct core *core, uint64_t array, uint64_t mark);
+/* Whether the array is abandoned, and all of it, not ranges alone. */
+bool core_is_abandoned(struct core *core, uint64_t array, bool *ret_all);
 /* What sums were is of no concern any more: the next core is another one. */
 void core_check_anew(void);
 /* So little is done in one event. */

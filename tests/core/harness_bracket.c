@@ -284,7 +284,12 @@ add_use(struct harness *h, const struct h_use *use)
         return;
     cr_assert_lt(h->n_uses, H_USES);
     h->uses[h->n_uses] = *use;
-    h->uses[h->n_uses++].range = *range;
+    h->uses[h->n_uses].array = h->uses[h->n_uses].range = *range;
+    if (use->end) {
+        h->uses[h->n_uses].range.offset += use->from;
+        h->uses[h->n_uses].range.bytes = use->end - use->from;
+    }
+    h->n_uses++;
 }
 
 /* Those that have not ended: of a bracket, a request, a lease (0: any). */
@@ -318,15 +323,17 @@ books_hung_up(struct harness *h, uint64_t conn)
     drop_page_holds(h, conn, 0);
 }
 
-/* A write stands for all that came before it on the same array; what overlaps it is a part, or its
- * whole. */
+/* A write stands for all that came before it in its range of the same array; what overlaps with it
+ * besides is a part, or its whole. */
 static void
-replace_fences(struct harness *h, const struct h_range *range)
+replace_fences(struct harness *h, const struct h_use *by)
 {
     for (size_t i = h->n_uses; i-- > 0;) {
-        const struct h_range *r = &h->uses[i].range;
-        if (h->uses[i].fence.page && r->block == range->block && r->offset == range->offset &&
-            r->bytes == range->bytes)
+        const struct h_range *r = &h->uses[i].range, *array = &h->uses[i].array;
+        if (h->uses[i].fence.page && array->block == by->array.block &&
+            array->offset == by->array.offset && array->bytes == by->array.bytes &&
+            r->offset >= by->range.offset &&
+            r->offset + r->bytes <= by->range.offset + by->range.bytes)
             h->uses[i] = h->uses[--h->n_uses];
     }
 }
@@ -348,7 +355,7 @@ books_ended(struct harness *h, uint64_t conn, const struct msg_end_params *p)
     while (n-- > 0 && !p->undone) {
         struct h_use *use = &ended[n];
         if (use->write)
-            replace_fences(h, &use->range);
+            replace_fences(h, use);
         use->fence = (struct h_fence){.page = p->page, .slot = p->slot, .value = p->value};
         if (p->value)
             h->uses[h->n_uses++] = *use;
@@ -364,7 +371,11 @@ add_uses(struct harness *h, uint64_t conn, const struct msg_begin_params *p)
 
     for (uint32_t i = 0; i < p->read.n + p->write.n; i++) {
         use.write = i >= p->read.n;
-        use.lease = use.write ? p->write.v[i - p->read.n] : p->read.v[i];
+        uint32_t at = use.write ? i - p->read.n : i;
+        const struct msg_u64s *ranges = use.write ? &p->write_ranges : &p->read_ranges;
+        use.lease = use.write ? p->write.v[at] : p->read.v[at];
+        use.from = ranges->n ? ranges->v[2 * at] : 0;
+        use.end = ranges->n ? ranges->v[2 * at + 1] : 0;
         add_use(h, &use);
     }
 }

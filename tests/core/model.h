@@ -23,10 +23,15 @@
 #define M_BRACKETS 80
 #define M_CLAIMS   3
 #define M_FENCES   256
+#define M_TORN     16
 #define M_TICKETS  8
 #define M_KEYS     2
 #define M_NONE     -1
 #define M_GHOST    -2 /* being created by a client that is going */
+
+struct m_range { /* bytes; all: 0 and UINT64_MAX */
+    uint64_t from, end;
+};
 
 struct m_array {
     bool alive; /* has a name, a lease, a part that is alive, or one whose companion it is */
@@ -50,8 +55,11 @@ struct m_array {
     bool is_old;    /* a part of an earlier core's */
     uint64_t part;  /* its number */
     bool abandoned; /* as was found; there may be more: model_is_abandoned() */
-    bool fenced;    /* had a fence: it may linger when it is dead */
-    bool was_kept;  /* as a companion, by what may linger */
+    struct m_range torn[M_TORN]; /* the same, of ranges */
+    int n_torn;
+    bool several;  /* the journal has of its writers no more than that there are */
+    bool fenced;   /* had a fence: it may linger when it is dead */
+    bool was_kept; /* as a companion, by what may linger */
 };
 
 struct m_lease {
@@ -63,6 +71,7 @@ struct m_lease {
 struct m_claim { /* one array of a bracket */
     int array;
     uint64_t lease;
+    struct m_range range;
     bool write;
     bool gone;      /* its lease has ended */
     bool nested;    /* its thread read the array already */
@@ -80,7 +89,9 @@ struct m_bracket {
 
 struct m_fence {
     int array;
+    struct m_range range;
     bool write, is_forgotten; /* by the journal, for a write that was open when the core died */
+    bool is_doubt;            /* the journal had no place for it: nobody is told of it */
     uint64_t page, slot, value;
 };
 
@@ -235,16 +246,22 @@ enum fence_state model_fence_state(struct model *m, const struct m_fence *f);
 bool model_fence_is_going(struct model *m, const struct m_fence *f);
 /* Who left it has the array's block open: else it is done with what it read. */
 bool model_fence_has_block(struct model *m, const struct m_fence *f);
-/* The last writer's, or NULL. */
-struct m_fence *model_write_fence(struct model *m, int array);
-void model_drop_fences(struct model *m, int array);
-void model_fence_add(struct model *m, int array, bool write, const struct msg_end_params *p);
+bool model_overlap(const struct m_range *a, const struct m_range *b);
+/* What was written there is not whole. */
+void model_tear(struct m_array *array, const struct m_range *range);
+/* What lies there is written anew, or all of it discarded: what was lost there is over. */
+void model_heal(struct m_array *array, const struct m_range *range);
+/* Those that lie in what the claim has written. */
+void model_drop_fences(struct model *m, const struct m_claim *claim);
+void model_fence_add(struct model *m, const struct m_claim *claim,
+                     const struct msg_end_params *p);
 bool model_is_abandoned(struct model *m, int array);
 /* Whether it is the bracket's turn at all arrays. lenient: one that is being closed is out of
  * the way at its turn, of which nobody is told. */
 bool model_all_ready(struct model *m, const struct m_bracket *b, bool lenient);
 /* Whether its thread reads the array already. */
-bool model_is_nested(const struct model *m, const struct m_bracket *b, int array);
+bool model_is_nested(const struct model *m, const struct m_bracket *b,
+                     const struct m_claim *claim);
 bool model_is_deadlock(struct model *m, const struct m_bracket *start);
 /* Whether the core may see less of that than there is. */
 bool model_is_uncertain(struct model *m);

@@ -29,42 +29,89 @@ model_fence_is_going(struct model *m, const struct m_fence *f)
     return !page || m->h.exited[page->conn];
 }
 
+bool
+model_overlap(const struct m_range *a, const struct m_range *b)
+{
+    return a->from < b->end && b->from < a->end;
+}
+
+static bool
+is_inside(const struct m_range *inner, const struct m_range *outer)
+{
+    return outer->from <= inner->from && inner->end <= outer->end;
+}
+
 void
-model_drop_fences(struct model *m, int array)
+model_tear(struct m_array *array, const struct m_range *range)
+{
+    if (range->end == UINT64_MAX) {
+        array->abandoned = true;
+        array->n_torn = 0;
+    }
+    for (int i = 0; i < array->n_torn; i++)
+        if (is_inside(range, &array->torn[i]) && is_inside(&array->torn[i], range))
+            return;
+    if (array->abandoned)
+        return;
+    cr_assert_lt(array->n_torn, M_TORN);
+    array->torn[array->n_torn++] = *range;
+}
+
+void
+model_heal(struct m_array *array, const struct m_range *range)
+{
+    if (range->end == UINT64_MAX)
+        array->abandoned = false;
+    for (int i = array->n_torn; i-- > 0;)
+        if (is_inside(&array->torn[i], range))
+            array->torn[i] = array->torn[--array->n_torn];
+}
+
+void
+model_drop_fences(struct model *m, const struct m_claim *claim)
 {
     for (int i = m->n_fences; i-- > 0;)
-        if (m->fences[i].array == array)
+        if (m->fences[i].array == claim->array && is_inside(&m->fences[i].range, &claim->range))
             m->fences[i] = m->fences[--m->n_fences];
 }
 
-/* The last writer's fence, or NULL. */
-struct m_fence *
-model_write_fence(struct model *m, int array)
+/* Whether of what lies there, something is not whole. */
+static bool
+is_torn(struct model *m, int array, const struct m_range *range)
 {
-    for (int i = 0; i < m->n_fences; i++)
-        if (m->fences[i].array == array && m->fences[i].write)
-            return &m->fences[i];
-    return NULL;
+    const struct m_array *a = &m->arrays[array];
+    bool torn = a->abandoned;
+
+    for (int i = 0; i < a->n_torn; i++)
+        torn |= model_overlap(&a->torn[i], range);
+    for (int i = 0; i < m->n_fences && !torn; i++) {
+        const struct m_fence *f = &m->fences[i];
+        torn = f->array == array && f->write && model_overlap(&f->range, range) &&
+               model_fence_state(m, f) == FENCE_LOST;
+    }
+    return torn;
 }
 
 bool
 model_is_abandoned(struct model *m, int array)
 {
-    const struct m_fence *f = model_write_fence(m, array);
-
-    return m->arrays[array].abandoned || (f && model_fence_state(m, f) == FENCE_LOST);
+    return is_torn(m, array, &(struct m_range){0, UINT64_MAX});
 }
 
 void
-model_fence_add(struct model *m, int array, bool write, const struct msg_end_params *p)
+model_fence_add(struct model *m, const struct m_claim *claim, const struct msg_end_params *p)
 {
+    struct m_array *array = &m->arrays[claim->array];
+
     cr_assert_lt(m->n_fences, M_FENCES);
-    m->fences[m->n_fences++] = (struct m_fence){.array = array,
-                                                .write = write,
+    m->fences[m->n_fences++] = (struct m_fence){.array = claim->array,
+                                                .range = claim->range,
+                                                .write = claim->write,
+                                                .is_doubt = m->returning && array->several,
                                                 .page = p->page,
                                                 .slot = p->slot,
                                                 .value = p->value};
-    m->arrays[array].fenced = true;
+    array->fenced = true;
 }
 
 /* Its owner has exited, or it had been given up. */
@@ -78,7 +125,7 @@ model_page_gone(struct harness *h, uint64_t page)
         if (f->page != page)
             continue;
         if (f->write && model_fence_state(m, f) != FENCE_PASSED)
-            m->arrays[f->array].abandoned = true;
+            model_tear(&m->arrays[f->array], &f->range);
         *f = m->fences[--m->n_fences];
     }
 }
@@ -88,7 +135,18 @@ model_page_gone(struct harness *h, uint64_t page)
 static bool
 conflicts(const struct m_claim *a, const struct m_claim *b)
 {
-    return !a->gone && !b->gone && a->array == b->array && (a->write || b->write);
+    return !a->gone && !b->gone && a->array == b->array && (a->write || b->write) &&
+           model_overlap(&a->range, &b->range);
+}
+
+/* Whether what a writer that has hung up has open is known to be abandoned. */
+static bool
+was_torn(const struct m_array *array, const struct m_range *range)
+{
+    for (int i = 0; i < array->n_torn; i++)
+        if (is_inside(range, &array->torn[i]) && is_inside(&array->torn[i], range))
+            return true;
+    return array->abandoned;
 }
 
 /* Whether a bracket that is open keeps the claim waiting. Who reads does not wait for the exit of a
@@ -96,10 +154,11 @@ conflicts(const struct m_claim *a, const struct m_claim *b)
 static bool
 keeps(struct model *m, const struct m_bracket *open, const struct m_claim *claim)
 {
-    bool told = !claim->write && m->slots[open->slot].gone && m->arrays[claim->array].abandoned;
+    bool told = !claim->write && m->slots[open->slot].gone;
 
     for (int i = 0; i < open->n_claims && !open->waiting; i++)
-        if (conflicts(&open->claims[i], claim) && !told)
+        if (conflicts(&open->claims[i], claim) &&
+            !(told && was_torn(&m->arrays[claim->array], &open->claims[i].range)))
             return true;
     return false;
 }
@@ -149,7 +208,7 @@ static bool
 reads_abandoned(struct model *m, const struct m_bracket *b)
 {
     for (int i = 0; i < b->n_claims; i++)
-        if (!b->claims[i].write && model_is_abandoned(m, b->claims[i].array))
+        if (!b->claims[i].write && is_torn(m, b->claims[i].array, &b->claims[i].range))
             return true;
     return false;
 }
@@ -158,47 +217,43 @@ reads_abandoned(struct model *m, const struct m_bracket *b)
 static bool
 may_read_abandoned(struct model *m, const struct m_bracket *b)
 {
-    for (int i = 0; i < b->n_claims; i++) {
-        const struct m_fence *f = model_write_fence(m, b->claims[i].array);
-        if (!b->claims[i].write && f && model_fence_is_going(m, f) &&
-            model_fence_state(m, f) != FENCE_PASSED)
-            return true;
-    }
+    for (int i = 0; i < b->n_claims; i++)
+        for (int j = 0; j < m->n_fences; j++) {
+            const struct m_fence *f = &m->fences[j];
+            if (!b->claims[i].write && f->write && f->array == b->claims[i].array &&
+                model_overlap(&f->range, &b->claims[i].range) && model_fence_is_going(m, f) &&
+                model_fence_state(m, f) != FENCE_PASSED)
+                return true;
+        }
     return reads_abandoned(m, b);
 }
 
-/* The place of the first writer that waits for the array; UINT64_MAX: none does. */
-static uint64_t
-first_writer(const struct model *m, int array)
-{
-    uint64_t first = UINT64_MAX;
-
-    for (int i = 0; i < m->n_brackets; i++)
-        for (int j = 0; j < m->brackets[i].n_claims && m->brackets[i].waiting; j++) {
-            const struct m_claim *claim = &m->brackets[i].claims[j];
-            if (claim->array == array && claim->write && !claim->gone &&
-                m->brackets[i].order < first)
-                first = m->brackets[i].order;
-        }
-    return first;
-}
-
-/* Whether its thread reads the array already, and has begun to before any writer that waits
- * came. */
-bool
-model_is_nested(const struct model *m, const struct m_bracket *b, int array)
+/* Whether its thread has begun to read what the writer waits for, before that came. */
+static bool
+is_excused(const struct model *m, const struct m_bracket *b, const struct m_bracket *waits,
+           const struct m_claim *writer)
 {
     for (int i = 0; i < m->n_brackets; i++) {
         const struct m_bracket *other = &m->brackets[i];
         if (other->waiting || other->slot != b->slot || other->thread != b->thread ||
-            other->order > first_writer(m, array))
+            other->order > waits->order)
             continue;
         for (int j = 0; j < other->n_claims; j++)
-            if (other->claims[j].array == array && !other->claims[j].write &&
-                !other->claims[j].gone)
+            if (!other->claims[j].write && conflicts(&other->claims[j], writer))
                 return true;
     }
     return false;
+}
+
+bool
+model_is_nested(const struct model *m, const struct m_bracket *b, const struct m_claim *claim)
+{
+    for (int i = 0; i < m->n_brackets; i++)
+        for (int j = 0; j < m->brackets[i].n_claims && m->brackets[i].waiting; j++)
+            if (conflicts(&m->brackets[i].claims[j], claim) &&
+                !is_excused(m, b, &m->brackets[i], &m->brackets[i].claims[j]))
+                return false;
+    return true;
 }
 
 /* One that was ready at an array and is not any more: the core finds that out at its turn. */
@@ -289,7 +344,8 @@ is_due(struct model *m, const struct m_bracket *b, const struct m_fence *f)
     bool is_left = state == FENCE_PENDING || (f->write && state == FENCE_LOST);
 
     for (int i = 0; i < b->n_claims; i++)
-        if (b->claims[i].array == f->array && (f->write || b->claims[i].write) && is_left)
+        if (b->claims[i].array == f->array && (f->write || b->claims[i].write) && is_left &&
+            model_overlap(&f->range, &b->claims[i].range))
             return true;
     return false;
 }
@@ -318,7 +374,8 @@ check_fences(struct model *m, const struct m_bracket *b, const struct h_reply *r
                "a fence that there is no need to wait for");
     for (int i = 0; i < m->n_fences; i++) {
         /* the loss of a write may have been noticed, and the fence be gone */
-        bool told = !is_due(m, b, &m->fences[i]) || model_fence_is_going(m, &m->fences[i]) ||
+        bool told = m->fences[i].is_doubt || !is_due(m, b, &m->fences[i]) ||
+                    model_fence_is_going(m, &m->fences[i]) ||
                     model_fence_state(m, &m->fences[i]) == FENCE_LOST ||
                     (m->returning &&
                      !model_fence_has_block(m, &m->fences[i])); /* it is unmapped there */
@@ -439,7 +496,7 @@ static void
 abandon(struct model *m, const struct m_claim *claim)
 {
     if (claim->write && !claim->gone)
-        m->arrays[claim->array].abandoned = true;
+        model_tear(&m->arrays[claim->array], &claim->range);
 }
 
 void

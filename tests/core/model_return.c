@@ -10,6 +10,7 @@
 #include "caid_test.h"
 #include "done.h"
 #include "model.h"
+#include "records.h"
 
 #define GIVEN_UP_NS UINT64_C(31000000000)
 
@@ -87,6 +88,8 @@ model_fence_has_block(struct model *m, const struct m_fence *f)
     return !block;
 }
 
+static const struct m_range all = {0, UINT64_MAX};
+
 static bool
 is_away(const struct model *m, uint64_t conn)
 {
@@ -121,21 +124,67 @@ restore_fences(struct model *m)
         enum fence_state state = model_fence_state(m, f);
         bool has_passed = state == FENCE_PASSED;
         bool is_alive = m->arrays[f->array].alive;
+        if (is_alive && f->write && m->arrays[f->array].several) {
+            f->is_doubt = true;
+            f->value = submitted;
+            if (has_passed)
+                h_land(&m->h, f->page, f->slot, submitted);
+            if (has_passed || !model_fence_has_block(m, f))
+                *f = m->fences[--m->n_fences];
+            continue;
+        }
         bool begun = is_alive && f->write && is_written(m, f->array);
         bool known = is_alive && f->write && !begun && !f->is_forgotten;
         f->is_forgotten |= begun;
         if (begun &&
             (state == FENCE_LOST || core_has_write_fence(m->h.core, m->arrays[f->array].id)))
-            m->arrays[f->array].abandoned = true;
+            model_tear(&m->arrays[f->array], &all);
         bool is_over = has_passed && timeline_is_dead(h_slot(&m->h, f->page, f->slot));
         if (has_passed && !is_over) /* which the core may have seen, or not */
             h_land(&m->h, f->page, f->slot, submitted);
         if (known && is_over && core_has_write_fence(m->h.core, m->arrays[f->array].id))
-            m->arrays[f->array].abandoned = true;
+            model_tear(&m->arrays[f->array], &all);
         if (known && !is_over)
-            f->value = submitted;
+            f->value = submitted, f->range = all;
         else if (!is_alive || has_passed || !is_away(m, conn) || !model_fence_has_block(m, f))
             *f = m->fences[--m->n_fences];
+    }
+}
+
+/* The journal has a word for each array: it says of all of it that it is abandoned, and of who was
+ * writing it that there are several, if there are. */
+static void
+restore_arrays(struct model *m)
+{
+    for (int i = 0; i < m->n_arrays; i++) {
+        struct m_array *array = &m->arrays[i];
+        if (array->n_torn ||
+            (array->several && core_has_mark(m->h.core, array->id, MARK_ABANDONED)))
+            model_tear(array, &all);
+    }
+}
+
+static void
+find_several(struct model *m)
+{
+    for (int i = 0; i < m->n_arrays; i++)
+        m->arrays[i].several |= m->arrays[i].alive &&
+                                core_has_mark(m->h.core, m->arrays[i].id, MARK_SEVERAL);
+}
+
+/* The core takes an array of several for abandoned that need not be. It must not do the reverse. */
+static void
+settle_several(struct model *m)
+{
+    for (int i = 0; i < m->n_arrays; i++) {
+        struct m_array *array = &m->arrays[i];
+        bool is_all = false, is_abandoned = array->several && array->alive &&
+                                            core_is_abandoned(m->h.core, array->id, &is_all);
+        EXPECT(m, !array->several || !array->alive || !model_is_abandoned(m, i) || is_abandoned,
+               "array %d is not abandoned", i);
+        if (is_all)
+            model_tear(array, &all);
+        array->several = false;
     }
 }
 
@@ -177,15 +226,26 @@ model_step_kill(struct model *m)
         slot->away = !slot->gone && !slot->offended && slot->resumes;
         slot->told = false;
     }
+    find_several(m);
     restore_fences(m);
     for (int s = 0; s < M_SLOTS; s++)
         if (m->slots[s].conn && !m->slots[s].away)
             leave_behind(m, s);
+    restore_arrays(m);
     saved_begin_restart(&m->h);
     m->returning = true;
 }
 
 /* ---- coming back ---- */
+
+/* It says nothing of what it had open, and may have written with others. The core cannot know. */
+static void
+believe(struct model *m, const struct m_bracket *b)
+{
+    for (int i = 0; i < b->n_claims; i++)
+        if (b->claims[i].write && b->claims[i].gone && m->arrays[b->claims[i].array].several)
+            model_heal(&m->arrays[b->claims[i].array], &all);
+}
 
 static void
 end_bracket(struct model *m, struct m_bracket *b, struct lists *lists)
@@ -206,6 +266,7 @@ end_bracket(struct model *m, struct m_bracket *b, struct lists *lists)
             add(lists, ENDED, end[j]);
     }
     books_ended(&m->h, m->slots[b->slot].conn, &p);
+    believe(m, b);
     model_ended(m, b, &p);
     model_bracket_gone(m, b);
 }
@@ -303,6 +364,7 @@ begin_again(struct model *m, int s)
         if (m->brackets[i].slot != s)
             continue;
         if (!left) {
+            believe(m, &m->brackets[i]);
             model_bracket_gone(m, &m->brackets[i]);
             continue;
         }
@@ -599,6 +661,7 @@ model_return_all(struct model *m)
         for (int s = 0; s < M_SLOTS; s++)
             model_tickets_hangup(m, M_SLOTS + s);
     }
+    settle_several(m);
     m->returning = m->left_behind = false;
     memset(m->left_timelines, 0, sizeof(m->left_timelines));
     cr_assert_eq(h_reconfigure(&m->h, &m->h.config), 0);

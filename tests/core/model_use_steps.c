@@ -10,15 +10,29 @@
 
 #define ERR_LIMITS (ERR(LIMIT) | ERR(QUOTA))
 
+#define NO_LEASE (UINT64_C(1) << 40)
+
 /* ---- brackets ---- */
 
 static bool
-has_claim(const struct m_bracket *b, int array)
+has_claim(const struct m_bracket *b, int array, const struct m_range *range)
 {
     for (int i = 0; i < b->n_claims; i++)
-        if (b->claims[i].array == array)
+        if (b->claims[i].array == array && model_overlap(&b->claims[i].range, range))
             return true;
     return false;
+}
+
+/* All of it, or some of its quarters. */
+static struct m_range
+choose_range(struct model *m, const struct m_array *array)
+{
+    uint64_t quarter = array->nbytes / 4;
+    uint32_t from = model_random(m, 4), end = from + 1 + model_random(m, 4 - from);
+
+    if (!quarter || model_random(m, 2) || (from == 0 && end == 4))
+        return (struct m_range){0, UINT64_MAX};
+    return (struct m_range){from * quarter, end * quarter};
 }
 
 /* Some of the client's leases; now and then what is wrong. */
@@ -31,16 +45,19 @@ choose_claims(struct model *m, struct m_bracket *b, struct m_request *r)
     for (uint32_t i = 0; i < max; i++) {
         const struct m_lease *lease = &slot->leases[model_random(m, (uint32_t)slot->n_leases)];
         bool write = writes == 0 || (writes == 1 && model_random(m, 2));
-        if (has_claim(b, lease->array) && model_random(m, 20))
+        struct m_range range = choose_range(m, &m->arrays[lease->array]);
+        if (has_claim(b, lease->array, &range) && model_random(m, 20))
             continue;
         if (write && lease->readonly && model_random(m, 20))
             write = false;
-        if (has_claim(b, lease->array))
+        if (has_claim(b, lease->array, &range))
             r->may_fail |= ERR(INVALID);
         if (write && lease->readonly)
             r->may_fail |= ERR(PERMISSION);
-        b->claims[b->n_claims++] =
-            (struct m_claim){.array = lease->array, .lease = lease->lease, .write = write};
+        b->claims[b->n_claims++] = (struct m_claim){.array = lease->array,
+                                                    .lease = lease->lease,
+                                                    .range = range,
+                                                    .write = write};
     }
     r->must_fail = r->may_fail != 0;
 }
@@ -81,23 +98,41 @@ has_lease(const struct m_slot *slot, uint64_t lease)
     return false;
 }
 
+static bool
+has_range(const struct m_bracket *b, bool write)
+{
+    for (int i = 0; i < b->n_claims; i++)
+        if (b->claims[i].write == write && b->claims[i].range.end != UINT64_MAX)
+            return true;
+    return false;
+}
+
 void
 model_send_begin(struct model *m, const struct m_bracket *b, struct msg_begin_params params)
 {
-    uint64_t reads[M_CLAIMS], writes[M_CLAIMS];
+    uint64_t reads[M_CLAIMS], writes[M_CLAIMS], ranges[2][2 * M_CLAIMS];
+    struct msg_u64s *of[] = {&params.read_ranges, &params.write_ranges};
 
     params.bracket = b->id;
     params.thread = b->thread;
     params.read.v = reads;
     params.write.v = writes;
+    for (int i = 0; i < 2; i++)
+        *of[i] = (struct msg_u64s){.v = ranges[i]};
     for (int i = 0; i < b->n_claims; i++) {
-        if (b->claims[i].gone && has_lease(&m->slots[b->slot], b->claims[i].lease))
-            continue; /* another one has the number */
-        if (b->claims[i].write)
-            writes[params.write.n++] = b->claims[i].lease;
+        const struct m_claim *claim = &b->claims[i];
+        /* another one has the number now */
+        bool is_reused = claim->gone && has_lease(&m->slots[b->slot], claim->lease);
+        ranges[claim->write][of[claim->write]->n++] = claim->range.from;
+        ranges[claim->write][of[claim->write]->n++] =
+            claim->range.end == UINT64_MAX ? 0 : claim->range.end;
+        if (claim->write)
+            writes[params.write.n++] = is_reused ? NO_LEASE : claim->lease;
         else
-            reads[params.read.n++] = b->claims[i].lease;
+            reads[params.read.n++] = is_reused ? NO_LEASE : claim->lease;
     }
+    for (int i = 0; i < 2; i++)
+        of[i]->n = has_range(b, i) ? of[i]->n : 0;
     if (params.again) /* in the books it has not ended */
         h_request(&m->h, m->slots[b->slot].conn, MSG_BEGIN, &params);
     else
@@ -126,7 +161,7 @@ step_begin(struct model *m, int s)
         b.id = m->brackets[0].id;
     model_refuse(r, is_used(m, s, b.id), ERR(INVALID));
     for (int i = 0; i < b.n_claims; i++)
-        b.claims[i].nested = !b.claims[i].write && model_is_nested(m, &b, b.claims[i].array);
+        b.claims[i].nested = !b.claims[i].write && model_is_nested(m, &b, &b.claims[i]);
     model_note(m, "slot %d: begin %llu, %d arrays, first %d for %s%s", s,
                (unsigned long long)b.id, b.n_claims, b.claims[0].array,
                b.claims[0].write ? "writing" : "reading", nowait ? ", no wait" : "");
@@ -167,11 +202,14 @@ model_ended(struct model *m, const struct m_bracket *b, const struct msg_end_par
         if (claim->gone)
             continue;
         if (claim->write) {
-            model_drop_fences(m, claim->array);
-            m->arrays[claim->array].abandoned = p->abandon;
+            model_drop_fences(m, claim);
+            if (p->abandon)
+                model_tear(&m->arrays[claim->array], &claim->range);
+            else
+                model_heal(&m->arrays[claim->array], &claim->range);
         }
         if (p->value)
-            model_fence_add(m, claim->array, claim->write, p);
+            model_fence_add(m, claim, p);
     }
 }
 
@@ -211,14 +249,15 @@ step_discard(struct model *m, int s)
         return;
     const struct m_lease *lease = &slot->leases[model_random(m, (uint32_t)slot->n_leases)];
     struct m_request *r = model_ask(m, s, MSG_DISCARD);
-    struct m_fence *f = model_write_fence(m, lease->array);
     model_note(m, "slot %d: discard %d", s, lease->array);
     r->must_fail = lease->readonly;
     r->may_fail = lease->readonly ? ERR(PERMISSION) : 0;
     if (!lease->readonly) {
-        if (f && model_fence_state(m, f) == FENCE_LOST)
-            *f = m->fences[--m->n_fences];
-        m->arrays[lease->array].abandoned = false;
+        for (int i = m->n_fences; i-- > 0;)
+            if (m->fences[i].array == lease->array && m->fences[i].write &&
+                model_fence_state(m, &m->fences[i]) == FENCE_LOST)
+                m->fences[i] = m->fences[--m->n_fences];
+        model_heal(&m->arrays[lease->array], &(struct m_range){0, UINT64_MAX});
     }
     h_discard(&m->h, slot->conn, lease->lease);
 }

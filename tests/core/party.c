@@ -51,6 +51,19 @@ party_begun(struct party *p, int i, uint64_t lease, bool write)
     return h_begun(&p->h, p->conn[i], lease, write);
 }
 
+uint64_t
+party_begin_range(struct party *p, int i, uint64_t lease, bool write, uint64_t from,
+                  uint64_t end)
+{
+    const uint64_t range[] = {from, end};
+    struct msg_begin_params params = {.bracket = p->h.next_id + 1};
+
+    *(write ? &params.write : &params.read) = (struct msg_u64s){&lease, 1};
+    *(write ? &params.write_ranges : &params.read_ranges) = (struct msg_u64s){range, 2};
+    h_begin_as(&p->h, p->conn[i], params);
+    return params.bracket;
+}
+
 void
 party_end(struct party *p, int i, uint64_t bracket)
 {

@@ -40,6 +40,9 @@ uint64_t party_begin(struct party *p, int i, uint64_t lease, bool write);
 uint64_t party_begun(struct party *p, int i, uint64_t lease, bool write);
 uint64_t party_begin_many(struct party *p, int i, struct msg_u64s read, struct msg_u64s write,
                           uint64_t thread);
+/* Of some of the array's 100 bytes. */
+uint64_t party_begin_range(struct party *p, int i, uint64_t lease, bool write, uint64_t from,
+                           uint64_t end);
 /* Without a fence; with one, the next value of a slot of the client's page. */
 void party_end(struct party *p, int i, uint64_t bracket);
 uint64_t party_end_at(struct party *p, int i, uint64_t bracket, uint64_t slot);

@@ -215,13 +215,20 @@ lost(void *userdata, const char *pool, const char *name, const char *why)
 static bool
 is_pending_write(const struct array *array)
 {
-    if (array->use && array->use->n_writers) { /* who may come back and say that it is whole */
-        const struct conn *conn = LIST_FIRST(&array->use->open)->bracket->conn;
-        return !conn->resumes || conn->departed || array->use->write;
+    struct use *use = array->use;
+    const struct section *section;
+    const struct fence *fence = NULL; /* for all that was submitted by now */
+
+    if (use && use->whole.n_writers) { /* who may come back and say that it is whole */
+        const struct conn *conn = LIST_FIRST(&use->whole.open)->bracket->conn;
+        return !conn->resumes || conn->departed || use->whole.write;
     }
-    if (!array->use || !array->use->write)
+    if (!use)
         return false;
-    const struct fence *fence = array->use->write; /* for all that was submitted by now */
+    FOREACH_SECTION(section, use)
+        fence = section->write ? section->write : fence;
+    if (!fence)
+        return false;
     const struct timeline_slot *slot = &fence->page->slots[fence->slot];
     return timeline_state(slot, timeline_submitted(slot)) == FENCE_LOST;
 }
@@ -233,9 +240,10 @@ is_uncertain(const struct array *array)
 {
     const struct use *use = array->use;
 
-    return use && (use->writer ||
-                   (use->n_writers && !array_block(array) &&
-                    !pool_may(array->pool, LIST_FIRST(&use->open)->bracket->conn, MAY_WRITE)));
+    return use &&
+           (use->writer || use->writers || persist_get_mark(array) & MARK_SEVERAL ||
+            (use->whole.n_writers && !array_block(array) &&
+             !pool_may(array->pool, LIST_FIRST(&use->whole.open)->bracket->conn, MAY_WRITE)));
 }
 
 static void

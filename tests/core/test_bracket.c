@@ -4,6 +4,7 @@
  */
 #include "caid_test.h"
 #include "party.h"
+#include "use.h"
 
 /* ---- turns ---- */
 
@@ -429,4 +430,200 @@ PARTY_TEST(bracket, passed_fences_do_not_use_up_the_limit, few_brackets)
     h_land(&p->h, p->page[0], 1, other);
     party_begin_many(p, 0, LEASES(p->a[0], p->b[0]), NO_LEASES, 0);
     cr_assert(party_is_open(p, 0), "its own have passed");
+}
+
+/* ---- ranges ---- */
+
+static uint64_t
+begun_range(struct party *p, int i, bool write, uint64_t from, uint64_t end)
+{
+    uint64_t bracket = party_begin_range(p, i, p->a[i], write, from, end);
+
+    cr_assert(party_is_open(p, i), "%s", p->h.replies[p->conn[i]].text);
+    return bracket;
+}
+
+/* Those of one thread, too. */
+PARTY_TEST(bracket, ranges_that_do_not_overlap_go_side_by_side, NULL)
+{
+    begun_range(p, 0, true, 0, 50);
+    begun_range(p, 0, true, 50, 60);
+    begun_range(p, 1, false, 60, 100);
+    party_begin(p, 2, p->a[2], false);
+    cr_assert(party_waits(p, 2), "who reads all waits for the writers");
+    party_begin_range(p, 3, p->a[3], true, 70, 80);
+    cr_assert(party_waits(p, 3), "a reader of the range, and one of all who came before");
+    party_begin_range(p, 0, p->a[0], true, 49, 51);
+    cr_assert_eq(party_error(p, 0), PROTO_ERR_DEADLOCK, "a byte of its own is enough");
+    const struct msg_entry *entry = party_entry(p, "a");
+    cr_assert(entry->writers == 2 && entry->readers == 1 && entry->waiting == 2);
+}
+
+PARTY_TEST(bracket, a_queue_of_ranges_is_in_order, NULL)
+{
+    uint64_t open = begun_range(p, 0, true, 0, 10);
+    uint64_t wide = party_begin_range(p, 1, p->a[1], true, 0, 50);
+    party_begin_range(p, 2, p->a[2], false, 40, 60);
+    cr_assert(party_waits(p, 2), "behind a writer that waits, where they overlap");
+    uint64_t beside = begun_range(p, 3, false, 50, 60);
+    party_end(p, 3, beside);
+    party_end(p, 0, open);
+    cr_assert(party_is_open(p, 1) && party_waits(p, 2));
+    party_end(p, 1, wide);
+    cr_assert(party_is_open(p, 2));
+    uint64_t held = begun_range(p, 0, true, 0, 10);
+    party_begin_range(p, 1, p->a[1], true, 0, 100);
+    party_begin_range(p, 3, p->a[3], true, 90, 100);
+    cr_assert(party_waits(p, 3));
+    h_hangup(&p->h, p->conn[1]);
+    cr_assert(party_is_open(p, 3), "who kept it waiting has gone");
+    party_end(p, 0, held);
+}
+
+PARTY_TEST(bracket, a_writer_of_a_range_waits_behind_readers, NULL)
+{
+    uint64_t writes = begun_range(p, 0, true, 0, 10);
+    party_begin(p, 1, p->a[1], false);
+    party_begin_range(p, 2, p->a[2], true, 90, 100);
+    cr_assert(party_waits(p, 1) && party_waits(p, 2),
+              "the reader came first, and reads that, too");
+    party_end(p, 0, writes);
+    cr_assert(party_is_open(p, 1) && party_waits(p, 2));
+}
+
+/* It waits for what is open there, and not for whom its thread keeps waiting. */
+PARTY_TEST(bracket, a_thread_that_reads_a_range_may_read_more, NULL)
+{
+    uint64_t writes = begun_range(p, 1, true, 50, 100);
+    begun_range(p, 0, false, 0, 50);
+    party_begin_range(p, 2, p->a[2], true, 0, 20);
+    cr_assert(party_waits(p, 2));
+    begun_range(p, 0, false, 10, 30);
+    party_begin(p, 0, p->a[0], false);
+    cr_assert(party_waits(p, 0), "for the writer");
+    party_end(p, 1, writes);
+    cr_assert(party_is_open(p, 0) && party_waits(p, 2));
+    party_begin_range(p, 3, p->a[3], true, 60, 70);
+    party_begin_range(p, 3, p->a[3], false, 0, 10);
+    cr_assert(party_waits(p, 3), "others read behind the writer");
+}
+
+static bool
+is_told(struct party *p, int i, int of, uint64_t slot)
+{
+    const struct h_reply *reply = &p->h.replies[p->conn[i]];
+
+    for (uint32_t j = 0; j < reply->n_fences; j++)
+        if (reply->fences[j].page == p->page[of] && reply->fences[j].slot == slot)
+            return true;
+    return false;
+}
+
+/* A write stands for those alone that lie in its range. */
+PARTY_TEST(bracket, fences_go_by_range, NULL)
+{
+    party_end_at(p, 0, begun_range(p, 0, true, 0, 50), 0);
+    party_end_at(p, 0, begun_range(p, 0, true, 50, 100), 1);
+    party_end_at(p, 1, begun_range(p, 1, false, 0, 10), 0);
+    cr_assert(is_told(p, 1, 0, 0) && !is_told(p, 1, 0, 1));
+    uint64_t reads = party_begun(p, 2, p->a[2], false);
+    cr_assert(is_told(p, 2, 0, 0) && is_told(p, 2, 0, 1), "who reads all waits for all");
+    party_end(p, 2, reads);
+    party_end_at(p, 2, begun_range(p, 2, true, 0, 20), 0);
+    cr_assert(is_told(p, 2, 0, 0) && is_told(p, 2, 1, 0), "the reader, too");
+    party_end(p, 3, begun_range(p, 3, true, 0, 100));
+    cr_assert(is_told(p, 3, 0, 0) && is_told(p, 3, 2, 0) && !is_told(p, 3, 1, 0),
+              "the write before does not lie in that of a part of it");
+    party_begun(p, 3, p->a[3], true);
+    cr_assert_eq(p->h.replies[p->conn[3]].n_fences, 0, "that of all stands for all");
+}
+
+PARTY_TEST(bracket, abandoned_ranges, NULL)
+{
+    begun_range(p, 0, true, 10, 20);
+    uint64_t others = begun_range(p, 1, false, 20, 30);
+    h_disconnect(&p->h, p->conn[0]);
+    cr_assert(party_is_abandoned(p), "it is, for who looks at all of it");
+    party_end(p, 1, others);
+    party_end(p, 1, begun_range(p, 1, false, 20, 100));
+    party_begin(p, 2, p->a[2], false);
+    cr_assert_eq(party_error(p, 2), PROTO_ERR_ABANDONED);
+    party_begin_range(p, 2, p->a[2], false, 0, 11);
+    cr_assert_eq(party_error(p, 2), PROTO_ERR_ABANDONED);
+    party_end(p, 2, begun_range(p, 2, true, 0, 19));
+    cr_assert(party_is_abandoned(p), "not all of it is written anew");
+    party_end(p, 2, begun_range(p, 2, true, 5, 20));
+    cr_assert_not(party_is_abandoned(p));
+    begun_range(p, 1, true, 0, 1);
+    h_disconnect(&p->h, p->conn[1]);
+    cr_assert(party_is_abandoned(p));
+    h_discard(&p->h, p->conn[2], p->a[2]);
+    cr_assert_not(party_is_abandoned(p));
+}
+
+/* Too many torn ranges are all of the array, which a write of one does not make whole. */
+PARTY_TEST(bracket, too_many_abandoned_ranges, NULL)
+{
+    for (uint64_t i = 0; i <= TORN_MAX; i++) {
+        struct msg_end_params end = {.abandon = true};
+        party_end(p, 1, begun_range(p, 1, false, 99, 100));
+        end.bracket = begun_range(p, 0, true, i, i + 1);
+        h_end_as(&p->h, p->conn[0], end);
+    }
+    party_begin_range(p, 1, p->a[1], false, 99, 100);
+    cr_assert_eq(party_error(p, 1), PROTO_ERR_ABANDONED);
+    party_end(p, 2, begun_range(p, 2, true, 0, 99));
+    cr_assert(party_is_abandoned(p));
+    party_end(p, 2, party_begun(p, 2, p->a[2], true));
+    cr_assert_not(party_is_abandoned(p));
+}
+
+static void
+many_brackets(struct core_config *config)
+{
+    config->limits.brackets = 4 * SECTIONS_MAX;
+}
+
+/* One more has the whole array: it waits for the others, and they for it. */
+PARTY_TEST(bracket, too_many_ranges, many_brackets)
+{
+    uint64_t brackets[SECTIONS_MAX];
+
+    for (uint64_t i = 0; i < SECTIONS_MAX; i++)
+        brackets[i] = begun_range(p, 0, true, i, i + 1);
+    party_begin_range(p, 1, p->a[1], true, 98, 99);
+    cr_assert(party_waits(p, 1));
+    for (uint64_t i = 0; i < SECTIONS_MAX; i++) {
+        cr_assert(party_waits(p, 1));
+        party_end_at(p, 0, brackets[i], 0);
+    }
+    cr_assert(party_is_open(p, 1));
+    party_begin_range(p, 2, p->a[2], true, 0, 1);
+    cr_assert(party_waits(p, 2), "it has all of it");
+    h_disconnect(&p->h, p->conn[1]);
+    h_land(&p->h, p->page[0], 0, SECTIONS_MAX);
+    begun_range(p, 3, true, 90, 91); /* what has passed is out of the way */
+}
+
+PARTY_TEST(bracket, ranges_that_are_none, NULL)
+{
+    static const uint64_t wrong[][2] = {{5, 5}, {7, 5}, {0, 101}, {100, 101}, {5, 0}};
+    const uint64_t both[] = {0, 50, 49, 60}, apart[] = {0, 50, 50, 60};
+    struct msg_begin_params params = {.bracket = 900, .write = LEASES(p->a[1], p->a[1])};
+
+    for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+        party_begin_range(p, 0, p->a[0], true, wrong[i][0], wrong[i][1]);
+        cr_assert_eq(party_error(p, 0), PROTO_ERR_INVALID);
+    }
+    party_end(p, 0, begun_range(p, 0, true, 0, 0));
+    params.write_ranges = (struct msg_u64s){both, 2};
+    h_begin_as(&p->h, p->conn[1], params);
+    cr_assert_eq(party_error(p, 1), PROTO_ERR_INVALID, "a range for each");
+    params.write_ranges.n = 4;
+    h_begin_as(&p->h, p->conn[1], params);
+    cr_assert_eq(party_error(p, 1), PROTO_ERR_INVALID, "they overlap");
+    params.write_ranges.v = apart;
+    h_begin_as(&p->h, p->conn[1], params);
+    cr_assert(party_is_open(p, 1), "an array may be there twice");
+    party_end(p, 1, 900);
 }

@@ -704,3 +704,161 @@ CORE_TEST(return, first_to_who_has_less, h_sharing)
     cr_assert(hello(h, h_connect_as(h, 1001, 1001, h->pids[b]), b)->resumed);
     cr_assert(pool_named(h, "uid:1000")->unit);
 }
+
+/* ---- writers of ranges ---- */
+
+struct writers {
+    uint64_t conn[2], pair[2][2], block;
+};
+
+/* Two of them write an array, each its half. */
+static void
+two_writers(struct harness *h, struct writers *w)
+{
+    for (uint64_t i = 0; i < 2; i++) {
+        w->conn[i] = h_connect_raw(h, 1000, 1000);
+        cr_assert_eq(hello(h, w->conn[i], 0)->error, 0);
+        const struct h_reply *reply = i ? h_open(h, w->conn[i], "x", NULL, "rw")
+                                        : h_create_now(h, w->conn[i], "x", NULL, 100);
+        w->pair[i][0] = reply->lease;
+        w->pair[i][1] = reply->arrays[0].number;
+        w->block = reply->arrays[0].block;
+    }
+}
+
+static struct msg_begin_params
+half(const struct writers *w, size_t i, bool again)
+{
+    static uint64_t range[2][2] = {{0, 50}, {50, 100}};
+
+    return (struct msg_begin_params){.bracket = 77,
+                                     .write = {w->pair[i], 1},
+                                     .write_ranges = {range[i], 2},
+                                     .again = again};
+}
+
+static void
+both_write(struct harness *h, const struct writers *w)
+{
+    for (size_t i = 0; i < 2; i++) {
+        const struct msg_begin_params p = half(w, i, false);
+        h_begin_as(h, w->conn[i], p);
+        cr_assert(h_is_open(h, w->conn[i]));
+    }
+}
+
+static void
+come_back(struct harness *h, struct writers *w, size_t i)
+{
+    const struct msg_begin_params p = half(w, i, true);
+
+    uint64_t was = w->conn[i];
+    w->conn[i] = back(h, was, 1000);
+    books_moved(h, was, w->conn[i]);
+    resume(h, w->conn[i],
+           (struct msg_resume_params){.write = {w->pair[i], 2}, .blocks = {&w->block, 1}});
+    cr_assert_eq(h_request(h, w->conn[i], MSG_BEGIN, &p)->error, 0);
+    resume(h, w->conn[i], (struct msg_resume_params){.done = true});
+}
+
+/* What they write is whole when both have come back, and each has its half as before. */
+CORE_TEST(return, while_others_write_other_ranges, NULL)
+{
+    struct writers w;
+
+    two_writers(h, &w);
+    both_write(h, &w);
+    saved_restart(h);
+    come_back(h, &w, 0);
+    uint64_t c = h_connect(h, 1000, 1000), lease = h_open(h, c, "x", NULL, "rw")->lease;
+    h_begin(h, c, lease, false);
+    cr_assert_not(h->replies[c].seen, "one of them has not come back");
+    come_back(h, &w, 1);
+    h_end(h, w.conn[0], 77);
+    cr_assert_not(h->replies[c].seen);
+    h_end(h, w.conn[1], 77);
+    h_tick(h, UINT64_C(1) << 32);
+    cr_assert(h_is_open(h, c), "%s", h->replies[c].text);
+}
+
+/* Where one does not come back, all of it is abandoned, whoever ends the other half. */
+CORE_TEST(return, when_one_of_several_writers_does_not, NULL)
+{
+    struct writers w;
+
+    two_writers(h, &w);
+    both_write(h, &w);
+    saved_restart(h);
+    come_back(h, &w, 0);
+    h_exit(h, w.conn[1]);
+    h_end(h, w.conn[0], 77);
+    h_tick(h, UINT64_C(1) << 36);
+    uint64_t c = h_connect(h, 1000, 1000), lease = h_open(h, c, "x", NULL, "rw")->lease;
+    h_begin(h, c, lease, false);
+    cr_assert_eq(h->replies[c].error, PROTO_ERR_ABANDONED);
+}
+
+/* Connections that have the same bits as the writers, and not their memory, do not count: one that
+ * has hung up before the restart, one that does not come back. */
+CORE_TEST(return, beside_others_that_do_not, NULL)
+{
+    uint64_t alike[2] = {0};
+    struct writers w;
+
+    two_writers(h, &w);
+    for (uint64_t c = 0; c < w.conn[1] + FORMER_BITS;) {
+        c = come(h, 1001);
+        cr_assert_eq(h->replies[c].error, 0);
+        for (size_t i = 0; i < 2; i++)
+            if (c == w.conn[i] + FORMER_BITS)
+                alike[i] = c;
+        if (c != alike[0] && c != alike[1])
+            h_exit(h, c);
+    }
+    both_write(h, &w);
+    h_hangup(h, alike[0]);
+    saved_restart(h);
+    h_exit(h, alike[1]);
+    come_back(h, &w, 0);
+    come_back(h, &w, 1);
+    h_end(h, w.conn[0], 77);
+    h_end(h, w.conn[1], 77);
+    h_tick(h, UINT64_C(1) << 32);
+    uint64_t c = h_connect(h, 1000, 1000), lease = h_open(h, c, "x", NULL, "rw")->lease;
+    h_begin(h, c, lease, false);
+    cr_assert(h_is_open(h, c), "%s", h->replies[c].text);
+}
+
+static void
+many_brackets(struct core_config *config)
+{
+    config->limits.brackets = 4 * SECTIONS_MAX;
+}
+
+/* Others have begun to wait for as many ranges as there may be. */
+CORE_TEST(return, to_ranges_of_their_own, many_brackets)
+{
+    struct writers w;
+
+    two_writers(h, &w);
+    both_write(h, &w);
+    saved_restart(h);
+    uint64_t c = h_connect(h, 1000, 1000), lease = h_open(h, c, "x", NULL, "rw")->lease;
+    for (uint64_t i = 0; i < SECTIONS_MAX; i++) {
+        const uint64_t range[2] = {i, i + 1};
+        h_begin_as(h, c,
+                   (struct msg_begin_params){.bracket = 100 + i,
+                                             .read = {&lease, 1},
+                                             .read_ranges = {range, 2}});
+        cr_assert_not(h->replies[c].seen, "while the writers are not back");
+    }
+    come_back(h, &w, 0);
+    come_back(h, &w, 1);
+    uint64_t d = h_connect(h, 1000, 1000), all = h_open(h, d, "x", NULL, "rw")->lease;
+    h_begin(h, d, all, false);
+    h_end(h, w.conn[0], 77);
+    h_tick(h, UINT64_C(1) << 32);
+    cr_assert(h_is_open(h, c) && !h->replies[d].seen, "the other half is being written");
+    h_end(h, w.conn[1], 77);
+    cr_assert(h_is_open(h, d), "%s", h->replies[d].text);
+}
