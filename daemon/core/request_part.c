@@ -20,12 +20,14 @@ whole_check(struct conn *conn, const struct lease *lease, struct refusal *r)
         return REFUSED;
     if (array->charge.user != conn->user)
         return refuse(r, PROTO_ERR_PERMISSION,
-                      "parts of an array are published by its creator, uid %u",
+                      "parts of an array are published by its creator, uid %u: publish a copy",
                       (unsigned int)array->charge.user->uid);
     if (lease->readonly)
         return refuse(r, PROTO_ERR_INVALID, "the array was opened \"r\"");
     if (array->is_part)
-        return refuse(r, PROTO_ERR_INVALID, "the array is a part of another one itself");
+        return refuse(
+            r, PROTO_ERR_INVALID,
+            "the array is a part of another one itself: publish parts of that one, or a copy");
     if (use_is_abandoned(lease->array))
         return refuse(r, PROTO_ERR_ABANDONED, "the array's writer died: write or discard it");
     return 0;

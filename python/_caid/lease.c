@@ -550,6 +550,32 @@ lease_open_companion(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* ---- send ---- */
 
+/* A ticket for the elements at an offset, as an array of its own: for this client alone. */
+static PyObject *
+lease_part(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct lease_object *self = lease(op);
+    struct caid_part_options options = CAID_INIT(struct caid_part_options);
+    _cleanup_dims_ struct dims shape = {0}, strides = {0};
+    uint8_t ticket[CAID_TICKET_SIZE];
+    uint64_t offset;
+
+    if (lease_check(self) < 0 ||
+        PY_ARGS(self->client->state, "part", PY_ARG(offset), PY_TEXT(options.typestr, INVALID),
+                PY_TEXT(options.descr, INVALID), PY_ARG(shape), PY_STRIDES(strides, shape),
+                PY_ARG(options.stream)) < 0)
+        return NULL;
+    options.shape = shape.v;
+    options.strides = strides.v;
+    options.ndim = shape.n;
+    options.own = true;
+    options.ret_ticket = ticket;
+    if (LEASE_CALL(self, caid_array_publish_part(self->array, offset, NULL, &options, NULL,
+                                                 &error)) < 0)
+        return NULL;
+    return PyBytes_FromStringAndSize((const char *)ticket, sizeof(ticket));
+}
+
 static PyObject *
 lease_send(PyObject *op, PyObject *many)
 {
@@ -615,6 +641,8 @@ static PyMethodDef lease_methods[] = {
      PyDoc_STR("Puts the array under a name: its generation.")},
     {"open_companion", lease_open_companion, METH_NOARGS,
      PyDoc_STR("The Lease of the array that this one keeps.")},
+    {"part", PY_FASTCALL(lease_part), METH_FASTCALL,
+     PyDoc_STR("A ticket for this client, for elements of the array as an array of its own.")},
     {"send", lease_send, METH_O,
      PyDoc_STR("A ticket by which another process takes it; True: by which many may.")},
     {"discard", lease_discard, METH_NOARGS, PyDoc_STR("Takes the contents as they are.")},

@@ -214,6 +214,16 @@ class Lease:
         /,
     ) -> int: ...
     def open_companion(self) -> Lease: ...
+    def part(
+        self,
+        offset: int,
+        typestr: str,
+        descr: _Text,
+        shape: _Dims,
+        strides: Optional[_Dims],
+        stream: int,
+        /,
+    ) -> bytes: ...
     def send(self, many: bool, /) -> bytes: ...
     def discard(self) -> None: ...
 

@@ -9,11 +9,11 @@ from weakref import WeakSet
 
 from .. import _caid
 from .._base import _geometry, _metadata, _typestr
-from .._base._errors import ClosedError, Error, NotFoundError, invalid, unsupported
+from .._base._errors import ClosedError, NotFoundError, invalid, unsupported
 from .._base._lifetime import Closing, OfProcess, attribute, attributes
 from .._base._records import AllocationInfo, ArenaInfo, IpcHandle
 from .._handoff import _any_stream
-from . import _array, _cai, _dlpack, _releaser
+from . import _array, _cai, _dlpack, _parts, _releaser
 
 Allocation = _caid.Allocation
 attributes(Allocation)
@@ -269,13 +269,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
 
     def _own(self, x, stream=None):
         """A lease on memory of the arena, which is an unnamed array from then on."""
-        ticket = self._send(x, stream, own=True)
-        try:
-            return self._client._take(ticket, "rw", None, False)
-        except BaseException:  # Ctrl-C, perhaps: the ticket would keep the memory
-            with contextlib.suppress(Error):
-                self._client._take(ticket, "r", None, False).close()
-            raise
+        return _parts.taken(self._client, self._send(x, stream, own=True))
 
     def _publish(self, name, part, metadata, many=False, own=False):
         element = part.element
@@ -433,13 +427,5 @@ def _of_desc(desc, keep, other):
 
 
 def _make(ptr, shape, strides, element, stream, keep):
-    if _geometry.is_c_contiguous(shape, strides, element.itemsize):
-        strides = None
-    else:
-        # The step of a dimension of one element is never taken.
-        strides = tuple(abs(step) if n == 1 else step for n, step in zip(shape, strides))
-        if min(strides) < 0:
-            raise invalid(
-                f"strides {strides}: an array with negative ones is not published; publish a copy of it"
-            )
+    strides = _parts.strides_of(shape, strides, element.itemsize)
     return _Part(ptr, shape, strides, element, stream or _CONTEXT, keep)

@@ -23,7 +23,7 @@ from .._base import _metadata, _typestr
 from .._base._errors import Error, InvalidError, closed as closed_error, corrupt, unsupported
 from .._base._lifetime import Closing, NotCompared, OfProcess, attributes
 from .._handoff import _any_stream, _pending
-from . import _bracket, _cai, _copy, _dlpack_export, _export, _names, _values
+from . import _bracket, _cai, _copy, _dlpack_export, _export, _names, _parts, _values
 from ._elements import Elements, Layout
 
 if TYPE_CHECKING:
@@ -488,6 +488,10 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         the work that writes it is waited for, here on the host. The array that had the name lives on without
         it as long as somebody holds it. The name that this array had before, if any, is given up.
 
+        A view is published as an array of its own over the same bytes, in the memory of the array that it was
+        made from, which stays as long as one of them does, and keeps its name. Brackets on the one know nothing of
+        those on the other.
+
         Parameters
         ----------
         name : str
@@ -511,34 +515,42 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         -------
         int
             The name's new generation: one more than before. The array's `name`, `generation` and
-            `metadata` follow.
+            `metadata` follow, a view's do not.
 
         Raises
         ------
         AccessError, InvalidNameError, LimitError
-            The pool may not be written; no name; more names than the user may have.
+            The pool may not be written, or another uid created the array of a view; no name; more names than the
+            user may have.
         ExistsError
             The name is taken, and not to be replaced.
         InvalidError
-            What is no companion of this array; the array is a companion itself; no time to live.
+            What is no companion of this array; the array is a companion itself; no time to live. A view with
+            negative strides, that is misaligned, or of what was a view when it was published.
+        ReadOnlyError
+            A view of an array that was opened with mode "r".
         UnsupportedError
-            A view, or memory that is not the daemon's.
+            A view as a companion, or memory that is not the daemon's.
         """
-        ttl_ns = _names.ttl_ns(ttl)
-        for array in (self,) if companion is None else (self, companion):
-            array._check_publishable()
-            _copy.settle(array)
+        ttl_ns, text = _names.ttl_ns(ttl), _metadata.encode(metadata)
         number = 0 if stream is None else _any_stream.handle(stream)
-        lease = None if companion is None else companion._memory
-        text = _metadata.encode(metadata)
-        return self._memory.publish(name, text, number, not replace, lease, ttl_ns)
+        if companion is not None and not companion._root:
+            raise unsupported("a view is no companion: copy it to an array of its own")
+        with contextlib.ExitStack() as parts:
+            lease = self._to_publish(number, parts)
+            beside = None if companion is None else companion._to_publish(number, parts)
+            return lease.publish(name, text, number, not replace, beside, ttl_ns)
 
-    def _check_publishable(self):
+    def _to_publish(self, number, parts):
+        """The Lease that is published: the array's or, until `parts` are closed, one of the view alone. The work on
+        it that is known of is waited for."""
         self._check()
         if self._memory.pool is None:
             raise unsupported(f"{self._label} is not in the daemon's memory: it has no name")
-        if not self._root:
-            raise unsupported("a view is not published: publish the array that it was made from")
+        _copy.settle(self)
+        if self._root:
+            return self._memory
+        return parts.enter_context(contextlib.closing(_parts.of_view(self, number)))
 
     def open_companion(self) -> Array:
         """The array that this one was published with as its `companion`, in the mode in which this

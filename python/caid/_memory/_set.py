@@ -22,7 +22,10 @@ def publish(client, name, arrays, metadata, stream, replace):
     arrays = dict(arrays)
     with contextlib.ExitStack() as made:
         _make_missing(client, arrays, made)
-        return _publish(client, name, arrays, metadata, stream, replace)
+        number = 0 if stream is None else _any_stream.handle(stream)
+        encoded = _metadata.encode(metadata)
+        leases = tuple(_to_publish(array, number, made) for array in arrays.values())
+        return client._publish_many(name, tuple(arrays), leases, encoded, number, not replace)
 
 
 def _make_missing(client, arrays, made):
@@ -36,24 +39,15 @@ def _make_missing(client, arrays, made):
             arrays[key] = made.enter_context(client.array(array, pool=pool))
 
 
-def _publish(client, name, arrays, metadata, stream, replace):
-    for array in arrays.values():
-        _check(array)
+def _to_publish(array, number, parts):
+    """The Lease that goes into the set, as Array.publish() has it; of a view of a whole array that array's, since
+    a Set gives views, and an array may be in several sets."""
+    array._check()
+    whole = not array._root and array._memory.pool is not None
+    if whole and array._layout == _elements.layout_of(array._memory):
         _copy.settle(array)
-    leases = tuple(array._memory for array in arrays.values())
-    number = 0 if stream is None else _any_stream.handle(stream)
-    encoded = _metadata.encode(metadata)
-    return client._publish_many(name, tuple(arrays), leases, encoded, number, not replace)
-
-
-def _check(array):
-    """Checks an array as Array.publish() does, but takes a view of a whole array, too, since a Set gives
-    views."""
-    if not array._root:
-        array._check()
-        if array._memory.pool is not None and array._layout == _elements.layout_of(array._memory):
-            return
-    array._check_publishable()
+        return array._memory
+    return array._to_publish(number, parts)
 
 
 def of_array(array) -> Set:

@@ -144,8 +144,8 @@ class Naming(Making):
         arrays : mapping of str to Array, or to arrays or tensors of NumPy, PyTorch, CuPy, ...
             1 to 262,144 arrays of this client and of one pool, by what follows in their names; name
             and key are 255 bytes together at most. An array may be in several sets, and have a name
-            of its own besides. What a :class:`caid.Set` gives may go into the next one. Of what is not
-            caid's, new arrays are made, as :meth:`array` makes them, in that pool, or in the caller's own.
+            of its own besides. What a :class:`caid.Set` gives may go into the next one, and a view of a part of an
+            array, as :meth:`caid.Array.publish` has it. Of what is not caid's, new arrays are made, as :meth:`array` makes them, in that pool, or in the caller's own.
         metadata, stream, replace
             As for :meth:`caid.Array.publish`, of all of them.
 
@@ -163,7 +163,7 @@ class Naming(Making):
         AccessError, LimitError, QuotaError
             The pool may not be written; each array is charged as a name, to this user.
         UnsupportedError
-            A view of a part of an array, or memory that is not the daemon's.
+            Memory that is not the daemon's.
         """
         return _set.publish(self, name, arrays, metadata, stream, replace)
 

@@ -74,7 +74,10 @@ class Shared:
         self.check_writable()
         places = [(each.shape, each.strides, address_of(each)) for each in (side, self.whole)]
         if places[0] != places[1]:
-            raise unsupported("a view is not published: publish the storage that it was made from")
+            raise unsupported(
+                "a view is not published: publish the storage that it was made from, and look at it so where it is "
+                "opened; or a copy, by storage(view, name=...)"
+            )
         size = self.made.alignment_size
         if size & (size - 1) or size > _ALIGNMENT_MAX:
             raise invalid(
