@@ -63,8 +63,6 @@
 #include "dealloc.h"
 #include "space.h"
 
-#define ARENA_ALIGNMENT SPACE_UNIT
-
 struct caid_array;
 struct caid_client;
 
