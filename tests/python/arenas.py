@@ -2,6 +2,10 @@
 """What tests of arenas share: arrays of other libraries in the memory of one."""
 
 import numpy as np
+import pytest
+from conftest import PATIENCE_S, in_thread
+
+import caid
 
 MIB = 1 << 20
 
@@ -41,6 +45,20 @@ def fill(client, x, values):
 
 def seen(client, name):
     with client.open(name) as a:
+        return a.copy_to_host()
+
+
+def seen_behind(client, stream, publish, name="x"):
+    """What is under a name, published by a call that waits for the work on a held stream, and for no other."""
+    thread, ended = in_thread(publish)
+    thread.join(0.05)  # whether it waits is shown by what it gives, not by the time
+    with pytest.raises(caid.NotFoundError):
+        client.open(name)
+    stream.gate.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "it waits for a stream that has nothing to do with it"
+    with client.open(name) as a:
+        assert ended == [a.generation]
         return a.copy_to_host()
 
 

@@ -6,7 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
-from arenas import MIB, ByDlpack, Foreign, client_bytes, fill, seen
+from arenas import MIB, ByDlpack, Foreign, client_bytes, fill, seen, seen_behind
 from conftest import PATIENCE_S, in_thread, wait_until
 
 import caid
@@ -207,13 +207,6 @@ def test_an_array_over_others_memory(client, arena):
 # --- which work is waited for ---------------------------------------------------------------
 
 
-def published(arena, *args, **kwargs):
-    """Whether it was, while a stream is held up."""
-    thread, ended = in_thread(lambda: arena.publish("x", *args, **kwargs))
-    thread.join(0.05)  # whether it waits is shown by what it gives, not by the time
-    return thread, ended
-
-
 @pytest.mark.parametrize("how", ["the interface", "stream=", "an object", "all work"])
 def test_the_work_that_writes_it_is_waited_for(client, arena, streams, how):
     held, idle = streams
@@ -225,11 +218,7 @@ def test_the_work_that_writes_it_is_waited_for(client, arena, streams, how):
         "an object": ((x,), {"stream": Pointer(held.number)}),
         "all work": ((x,), {}),
     }[how]
-    thread, ended = published(arena, *args, **kwargs)
-    assert ended == [] and client.list() == []
-    held.gate.set()
-    thread.join(PATIENCE_S)
-    assert len(ended) == 1 and ended[0] >= 1
+    seen_behind(client, held, lambda: arena.publish("x", *args, **kwargs))
 
 
 def test_a_stream_is_named_for_one_that_is_ambiguous(client, arena, streams):

@@ -12,7 +12,8 @@ import weakref
 
 import frameworks
 import pytest
-from conftest import NON_BLOCKING, PATIENCE_S, Stream, in_thread, refuses, wait_until
+from arenas import seen_behind
+from conftest import NON_BLOCKING, PATIENCE_S, Stream, refuses, wait_until
 
 import caid
 from caid import _caid
@@ -156,15 +157,7 @@ def test_cupy_waits_for_the_current_stream(cupy, allocator, client, unconcerned)
     s.fill(Filled(x.data.ptr, MIB), 7)
     cupy.stream = frameworks.CupyStream(s.number)
     unconcerned.hold_up()
-    thread, ended = in_thread(lambda: allocator.publish("x", x))
-    with pytest.raises(caid.NotFoundError):
-        client.open("x")
-    s.gate.set()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive(), "it waits for a stream that has nothing to do with it"
-    with client.open("x") as a:
-        assert ended == [a.generation]
-        assert (a.copy_to_host() == 7).all()
+    assert (seen_behind(client, s, lambda: allocator.publish("x", x)) == 7).all()
     s.close()
 
 
@@ -436,15 +429,7 @@ def test_torch_waits_for_the_current_stream(torch, pool, client, unconcerned):
     s.fill(Filled(x.data_ptr(), MIB), 7)
     torch.stream = frameworks.TorchStream(s.number)
     unconcerned.hold_up()
-    thread, ended = in_thread(lambda: caid.torch.publish("x", x))
-    with pytest.raises(caid.NotFoundError):
-        client.open("x")
-    s.gate.set()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive(), "it waits for a stream that has nothing to do with it"
-    with client.open("x") as a:
-        assert ended == [a.generation]
-        assert (a.copy_to_host() == 7).all()
+    assert (seen_behind(client, s, lambda: caid.torch.publish("x", x)) == 7).all()
     s.close()
 
 

@@ -455,14 +455,18 @@ def test_what_other_libraries_own_is_kept(client, zeros, sevens, stream):
         assert (b.copy_to_host() == 0).all()
 
 
-def test_closing_a_client_waits_for_memory_of_the_host(daemon, soft, stream):
+def held_copy(daemon, stream):
+    """(a client, an array of its, a reference to memory of the host) of a copy to that on a held stream."""
     c = daemon.connect()
     a = c.empty(N, "<i4")
     data = caid.pinned_array(N, "<i4", client=c)
     stream.hold_up()
     a.copy_to_host(data, stream=stream.number)
-    kept = weakref.ref(data)
-    del data
+    return c, a, weakref.ref(data)
+
+
+def test_closing_a_client_waits_for_memory_of_the_host(daemon, soft, stream):
+    c, _a, kept = held_copy(daemon, stream)
     thread, closed = in_a_thread(lambda: c.close() or "closed")
     assert closed == [] and kept() is not None
     stream.gate.set()
@@ -508,13 +512,7 @@ def test_ctrl_c_ends_the_wait_of_a_close(child, client):
 
 def test_what_nobody_can_ask_about_is_kept_for_good(daemon, soft, stream):
     """The extension's own close() does not wait, and ends the marks before the copies."""
-    c = daemon.connect()
-    a = c.empty(N, "<i4")
-    data = caid.pinned_array(N, "<i4", client=c)
-    stream.hold_up()
-    a.copy_to_host(data, stream=stream.number)
-    kept = weakref.ref(data)
-    del data
+    c, _a, kept = held_copy(daemon, stream)
     thread, closed = in_a_thread(lambda: caid._caid.Client.close(c) or "closed")
     stream.gate.set()
     thread.join()
