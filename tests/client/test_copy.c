@@ -7,18 +7,11 @@
 #include "base/macros.h"
 #include "client_fixture.h"
 #include "drv.h"
+#include "random.h"
 
 #define BUFFER   (1 << 16)
 #define MAX_NDIM 4
 #define N_CASES  600
-
-/* A small generator of our own: the cases are the same everywhere. */
-static uint32_t
-random_below(uint64_t *state, uint32_t n)
-{
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((*state >> 33) % n);
-}
 
 struct layout {
     int64_t strides[MAX_NDIM];

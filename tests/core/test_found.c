@@ -9,15 +9,9 @@
 
 #include "base/tree.h"
 #include "caid_test.h"
+#include "random.h"
 
 #define N 40000
-
-static uint64_t
-random_word(uint64_t *state)
-{
-    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return *state >> 32 | *state << 32;
-}
 
 /* Numbers in order, a few at random, some objects of few owners, and whole words. */
 static struct record_key
@@ -25,10 +19,10 @@ key_of(uint32_t how, uint64_t i, uint64_t *state)
 {
     switch (how) {
     case 0: return (struct record_key){.id = i};
-    case 1: return (struct record_key){.id = random_word(state) % 100};
-    case 2: return (struct record_key){random_word(state) % 2000, random_word(state) % 16};
-    case 3: return (struct record_key){random_word(state) % 20, random_word(state)};
-    default: return (struct record_key){random_word(state), random_word(state)};
+    case 1: return (struct record_key){.id = random_next(state) % 100};
+    case 2: return (struct record_key){random_next(state) % 2000, random_next(state) % 16};
+    case 3: return (struct record_key){random_next(state) % 20, random_next(state)};
+    default: return (struct record_key){random_next(state), random_next(state)};
     }
 }
 

@@ -13,6 +13,7 @@
 #include "caid_test.h"
 #include "conn.h"
 #include "expiry.h"
+#include "random.h"
 #include "set.h"
 #include "state.h"
 
@@ -304,9 +305,8 @@ CAID_TEST(journal, last_done_of_each_place)
 
     cr_assert_eq(journal_init(&journal), 0);
     for (uint32_t i = 1; i < 300000; i++) {
-        state = state * UINT64_C(6364136223846793005) + 1442695040888963407;
-        uint32_t conn = state >> 33 & 1 ? 7 : (state >> 34) % DOERS;
-        uint32_t place = (state >> 50) % DONE_MAX;
+        uint32_t conn = random_below(&state, 2) ? 7 : random_below(&state, DOERS);
+        uint32_t place = random_below(&state, DONE_MAX);
         struct record_done *done = journal_begin(&journal, RECORD_DONE, sizeof(*done));
         done->key = (struct record_key){conn, place};
         done->done.request = last[conn][place] = i;

@@ -5,15 +5,6 @@
 
 #include "caid_test.h"
 
-uint32_t
-random_below(uint64_t *state, uint32_t n)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return (uint32_t)((*state >> 16) % n);
-}
-
 void
 map_init(struct map *map)
 {

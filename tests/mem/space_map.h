@@ -7,6 +7,7 @@
 
 #include "base/macros.h"
 #include "mem_check.h"
+#include "random.h"
 
 #define MAP_EXTENTS 24
 #define MAP_UNITS   256 /* of an extent, at most */
@@ -27,9 +28,6 @@ struct map {
     struct range *ranges[MAP_RANGES];
     uint32_t n_ranges;
 };
-
-/* A random number below n, from a state that is not 0. */
-uint32_t random_below(uint64_t *state, uint32_t n);
 
 void map_init(struct map *map);
 void map_deinit(struct map *map);

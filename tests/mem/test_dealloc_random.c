@@ -5,6 +5,7 @@
  */
 #include "caid_test.h"
 #include "mem_check.h"
+#include "random.h"
 
 #define N_OWNERS  5
 #define N_ENTRIES 64
@@ -20,15 +21,6 @@ struct model {
     uint64_t freed, quarantined, bytes_quarantined, flushes;
     uint64_t state;
 };
-
-static uint32_t
-random_below(struct model *m, uint32_t n)
-{
-    m->state ^= m->state << 13;
-    m->state ^= m->state >> 7;
-    m->state ^= m->state << 17;
-    return (uint32_t)((m->state >> 16) % n);
-}
 
 enum which {
     READY,
@@ -94,13 +86,13 @@ static void
 step_add(struct model *m)
 {
     uint64_t n, bytes;
-    uint32_t i = random_below(m, N_ENTRIES);
+    uint32_t i = random_below(&m->state, N_ENTRIES);
 
     if (m->order[i])
         return;
     m->order[i] = ++m->next_order;
-    struct dealloc_owner *owner = &m->owners[random_below(m, N_OWNERS)];
-    uint64_t added = random_below(m, 4) ? random_below(m, 100) : 0;
+    struct dealloc_owner *owner = &m->owners[random_below(&m->state, N_OWNERS)];
+    uint64_t added = random_below(&m->state, 4) ? random_below(&m->state, 100) : 0;
     bool would = dealloc_would_flush(&m->q, owner, added);
     bool wanted = dealloc_add(&m->q, owner, &m->entries[i], added, m->next_order);
     cr_assert_eq(wanted, would, "foretold");
@@ -112,8 +104,8 @@ step_add(struct model *m)
 static void
 step_next(struct model *m)
 {
-    enum which which = random_below(m, 3);
-    struct dealloc_owner *owner = &m->owners[random_below(m, N_OWNERS)];
+    enum which which = random_below(&m->state, 3);
+    struct dealloc_owner *owner = &m->owners[random_below(&m->state, N_OWNERS)];
     int expected = due(m, which, owner);
     struct dealloc_entry *e = which == READY        ? dealloc_next(&m->q)
                               : which == OVERRIDING ? dealloc_next_overriding(&m->q, owner)
@@ -129,7 +121,7 @@ step_next(struct model *m)
     m->flushes += !m->gave;
     m->gave = true;
     check(m);
-    int error = random_below(m, 8) ? 0 : -5;
+    int error = random_below(&m->state, 8) ? 0 : -5;
     dealloc_done(&m->q, e->bytes, error);
     m->freed += !error;
     m->quarantined += error != 0;
@@ -140,9 +132,9 @@ step_next(struct model *m)
 static void
 step_other(struct model *m)
 {
-    uint32_t o = random_below(m, N_OWNERS), i = random_below(m, N_ENTRIES);
+    uint32_t o = random_below(&m->state, N_OWNERS), i = random_below(&m->state, N_ENTRIES);
 
-    switch (random_below(m, 5)) {
+    switch (random_below(&m->state, 5)) {
     case 0:
         dealloc_hold(&m->q, &m->owners[o]);
         m->held[o]++;
@@ -159,7 +151,7 @@ step_other(struct model *m)
             dealloc_remove(&m->q, &m->entries[i]);
         m->order[i] = 0;
         break;
-    default: m->q.limits.max_count = random_below(m, 20);
+    default: m->q.limits.max_count = random_below(&m->state, 20);
     }
 }
 
@@ -173,7 +165,7 @@ CAID_TEST(dealloc_random, agrees_with_a_list_of_all_entries)
         for (int i = 0; i < N_OWNERS; i++)
             dealloc_owner_init(&m.owners[i]);
         for (int i = 0; i < 3000; i++) {
-            uint32_t what = random_below(&m, 100);
+            uint32_t what = random_below(&m.state, 100);
             if (what < 35) {
                 step_add(&m);
             } else if (what < 60) {

@@ -30,22 +30,6 @@ sampler_alloc(struct sampler *s, size_t n)
     return chunk->data;
 }
 
-/* splitmix64 */
-uint64_t
-random_next(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
-uint32_t
-random_below(uint64_t *state, uint32_t n)
-{
-    return (uint32_t)(random_next(state) % n);
-}
-
 /* Any width, so that every MessagePack form of an integer comes up; never 0. */
 static uint64_t
 sample_u64(struct sampler *s)

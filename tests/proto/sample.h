@@ -7,6 +7,7 @@
 
 #include <sys/queue.h>
 
+#include "random.h"
 #include "record.h"
 
 enum sample_mode {
@@ -29,10 +30,6 @@ struct sampler {
 
 void sampler_init(struct sampler *s, uint64_t seed, enum sample_mode mode);
 void sampler_deinit(struct sampler *s);
-
-uint64_t random_next(uint64_t *state);
-/* 0 ... n - 1 */
-uint32_t random_below(uint64_t *state, uint32_t n);
 
 /* A new struct msg_<record>, owned by s. */
 void *sample_record(struct sampler *s, const struct record *record);

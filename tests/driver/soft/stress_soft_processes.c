@@ -24,9 +24,9 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include "random.h"
 #include "stress_soft_kinds.h"
 #include "stress_soft_left.h"
-#include "stress_soft_random.h"
 #include "stress_soft_wire.h"
 #include "stress_soft_worker.h"
 

@@ -6,8 +6,8 @@
 #include <string.h>
 #include <sys/eventfd.h>
 
+#include "random.h"
 #include "stress_soft_kinds.h"
-#include "stress_soft_random.h"
 
 /* The shared memory: a question of the maker, and behind it the taker's answer, which is the same
  * words. Each is made of chunks, filled and copied one by one. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The same numbers for the same seed (splitmix64). */
+/* Random numbers, the same for the same seed (splitmix64). */
 #pragma once
 
 #include <stdint.h>
@@ -13,8 +13,9 @@ random_next(uint64_t *state)
     return z ^ (z >> 31);
 }
 
-static inline unsigned int
-random_below(uint64_t *state, unsigned int n)
+/* 0 ... n - 1 */
+static inline uint32_t
+random_below(uint64_t *state, uint32_t n)
 {
-    return (unsigned int)(random_next(state) % n);
+    return (uint32_t)(random_next(state) % n);
 }
