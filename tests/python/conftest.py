@@ -143,6 +143,13 @@ class Stream:
         self.call("cuLaunchHostFunc", self.handle, self.callback, None)
         self.waiting.wait()
 
+    def hold_up_copy(self, array, value):
+        """A copy of the value to all elements is on the stream, and held up."""
+        data = caid.pinned_array(array.shape, array.typestr, client=array._memory.client)
+        data[...] = value
+        self.hold_up()
+        array.copy_from_host(data, stream=self.number)
+
     def fill(self, array, byte):
         address, n = ctypes.c_uint64(array.ptr), ctypes.c_size_t(array.nbytes)
         self.call("cuMemsetD8Async", address, ctypes.c_ubyte(byte), n, self.handle)
@@ -306,8 +313,7 @@ class Held:
 def counted(client):
     """An array that counts up, and its twin."""
     twin = numpy.arange(24, dtype="<i4").reshape(4, 6)
-    with client.empty((4, 6), "<i4") as a:
-        a.copy_from_host(twin)
+    with client.array(twin) as a:
         yield a, twin
 
 

@@ -17,8 +17,7 @@ import caid
 def weights(client):
     """A named 4 x 6 array of floats that counts up, and its twin in NumPy."""
     twin = np.arange(24, dtype="<f4").reshape(4, 6)
-    with client.create("weights", (4, 6), "<f4") as a:
-        a.copy_from_host(twin)
+    with client.create("weights", data=twin) as a:
         yield a, twin
 
 

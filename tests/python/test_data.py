@@ -104,10 +104,7 @@ def test_the_name_appears_when_the_data_are_there(client, streams):
     """The data's own work is held up: until it is done nobody sees the name."""
     s, _ = streams
     with client.zeros(4, "<f4") as source:
-        sevens = caid.pinned_array(4, "<f4", client=client)
-        sevens[:] = 7
-        s.hold_up()
-        source.copy_from_host(sevens, stream=s.number)
+        s.hold_up_copy(source, 7)
         thread, made = in_thread(lambda: client.create("x", data=source, metadata={"step": 1}, ttl=1000))
         wait_until(lambda: n_leases(client) == 2 or made)
         assert client.list() == [] and made == []

@@ -672,21 +672,17 @@ def test_there_and_back(counted, client):
 
 
 def pending(client, s):
-    """(array, what is copied there on a stream that is held up)"""
-    a = client.empty(1000, "<i4")
-    a.copy_from_host(np.zeros(1000, "<i4"))
-    data = caid.pinned_array(1000, "<i4", client=client)
-    data[:] = 7
-    s.hold_up()
-    a.copy_from_host(data, stream=s.number)
-    return a, data
+    """An array to which a copy is held up on a stream."""
+    a = client.zeros(1000, "<i4")
+    s.hold_up_copy(a, 7)
+    return a
 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_the_consumers_stream_waits(client, streams, waits):
     """And shows old data where it is told not to."""
     s, t = streams
-    a, _ = pending(client, s)
+    a = pending(client, s)
     out = caid.pinned_array(1000, "<i4", client=client)
     out[:] = -1
     with a:
@@ -704,7 +700,7 @@ def test_the_consumers_stream_waits(client, streams, waits):
 
 def test_without_a_stream_it_is_the_legacy_one(client, streams):
     s, _ = streams
-    a, _ = pending(client, s)
+    a = pending(client, s)
     with a:
         c = Consumer(a.__dlpack__())
 
@@ -753,7 +749,7 @@ def test_who_is_on_the_host_is_told_no_stream(client):
 def test_what_was_taken_on_a_stream_is_pending_there(client, streams):
     """Who gets it next, by the CUDA Array Interface, has to wait for that stream."""
     s, t = streams
-    a, _ = pending(client, s)
+    a = pending(client, s)
     with a, caid.from_dlpack(ByDlpack(a), stream=t.number) as b:
         assert b.__cuda_array_interface__["stream"] is not None
         s.gate.set()
@@ -766,7 +762,7 @@ def test_what_was_taken_on_a_stream_is_pending_there(client, streams):
 def test_a_stream_that_nobody_can_name_is_waited_for(client, streams, kind):
     """The one that it was taken on, by the host: also where the copy is on another."""
     s, t = streams
-    a, _ = pending(client, s)
+    a = pending(client, s)
     made = []
     with a, client.empty(a.shape, a.typestr) as there, client.stream() as mine:
         stream = mine if kind == "closed" else 2

@@ -81,10 +81,7 @@ def test_the_host_waits_for_what_is_pending(library, client, streams):
     take, seen, _ = library
     s, _ = streams
     with client.empty(1000, "<i4") as a:
-        data = caid.pinned_array(1000, "<i4", client=client)
-        data[:] = 7
-        s.hold_up()
-        a.copy_from_host(data, stream=s.number)
+        s.hold_up_copy(a, 7)
         assert (after_gate(s.gate, lambda: np.array(seen(take(a)))) == 7).all()
 
 

@@ -18,8 +18,7 @@ np = pytest.importorskip("numpy")
 
 @pytest.fixture
 def a(client):
-    with client.empty((2, 3), "<i4") as a:
-        a.copy_from_host(np.arange(6, dtype="<i4").reshape(2, 3))
+    with client.array(np.arange(6, dtype="<i4").reshape(2, 3)) as a:
         yield a
 
 
@@ -144,11 +143,8 @@ def test_repr_of_what_is_large_copies_nothing(client, soft):
 def test_repr_waits_for_no_work(client, other, a, streams):
     """Neither for this process's, nor for what others write, nor for whoever has the default stream."""
     s, _ = streams
-    data = caid.pinned_array(6, "<i4", client=client).reshape(2, 3)
-    data[:] = 7
     values = told(a)[1]
-    s.hold_up()
-    a.copy_from_host(data, stream=s.number)
+    s.hold_up_copy(a, 7)
     assert told(a)[1] == ""
     s.gate.set()
     s.synchronize()

@@ -165,10 +165,7 @@ def test_a_view_that_cannot_be_published_says_what_to_do(client, other):
 def test_work_on_a_view_is_waited_for(client, other, streams):
     s, _ = streams
     with client.zeros(1000, "<i4") as a:
-        data = caid.pinned_array(500, "<i4", client=client)
-        data[:] = 7
-        s.hold_up()
-        a[500:].copy_from_host(data, stream=s.number)
+        s.hold_up_copy(a[500:], 7)
         after_gate(s.gate, lambda: a[500:].publish("v"))
         with other.open("v") as v:
             assert read(v) == 7

@@ -31,8 +31,7 @@ MACHINES = "1" * 32, "2" * 32
 
 @pytest.fixture
 def filled(client):
-    with client.empty((3, 4), "<i4") as a:
-        a.copy_from_host(numpy.arange(12, dtype="<i4").reshape(3, 4))
+    with client.array(numpy.arange(12, dtype="<i4").reshape(3, 4)) as a:
         yield a
 
 
