@@ -519,7 +519,7 @@ is_unknown(const struct call *call)
     int32_t code = call->error.code;
 
     return call->left || code == CAID_ERR_DISCONNECTED || code == CAID_ERR_PROTOCOL ||
-           code == CAID_ERR_CLOSED;
+           code == CAID_ERR_KICKED || code == CAID_ERR_CLOSED;
 }
 
 static void

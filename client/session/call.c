@@ -165,12 +165,53 @@ call_cancel(struct caid_client *client, struct call *call)
 
 /* ---- sending ---- */
 
+/* An error that answers no request: the daemon ends the connection, and says why. */
+static bool
+is_dismissal(const struct msg *m)
+{
+    return m->type == MSG_RESPONSE && m->error != 0 && m->id == 0;
+}
+
+static void
+take_dismissal(struct caid_client *client, const struct msg *m)
+{
+    struct caid_error why;
+
+    fail_wire(&why, m);
+    client_lose(client, why.code, "%s: %s", client->socket, why.message);
+}
+
+#define DISMISSAL_MAX 2048 /* bytes; the error's text has up to 1,024 */
+
+/* What the daemon has said last, where nobody has read that yet. The answers before it are to calls
+ * that fail with the connection. */
+static void
+hear_dismissal(struct caid_client *client)
+{
+    uint8_t packet[DISMISSAL_MAX];
+    struct msg m;
+    ssize_t n;
+
+    while (client->lost.code == 0 &&
+           ((n = recv(client->sock, packet, sizeof(packet), MSG_DONTWAIT)) > 0 ||
+            (n < 0 && errno == ECONNRESET))) /* told once, before what is to be read */
+        if (n > 0 && msg_parse(&m, packet, (size_t)n) == 0) {
+            if (is_dismissal(&m))
+                take_dismissal(client, &m);
+            msg_deinit(&m);
+        }
+}
+
 /* The daemon has hung up. false: no feature waits for another one, and the connection ends. */
 static bool
 has_gone(struct caid_client *client)
 {
     bool comes_back = false;
 
+    if (!client->away)
+        hear_dismissal(client);
+    if (client->lost.code != 0)
+        return false;
     for (const struct feature *const *feature = client->features; *feature; feature++)
         if ((*feature)->hung_up)
             comes_back |= (*feature)->hung_up(client);
@@ -232,13 +273,13 @@ find_call(const struct caid_client *client, uint32_t id)
     return NULL;
 }
 
-/* After the ids have wrapped around, an id that is still in flight is skipped. */
+/* After the ids have wrapped around, an id that is still in flight is skipped, and so is 0. */
 static uint64_t
 next_seq(const struct caid_client *client)
 {
     uint64_t seq = client->seq + 1;
 
-    while (seq > UINT32_MAX && find_call(client, (uint32_t)seq))
+    while (seq > UINT32_MAX && ((uint32_t)seq == 0 || find_call(client, (uint32_t)seq)))
         seq++;
     return seq;
 }
@@ -480,6 +521,10 @@ take_reply(struct caid_client *client, struct msg *reply, struct call_fds *fds)
     const char *violation = reply_violation(reply, call, fds);
     int r = 0;
 
+    if (is_dismissal(reply) && fds->n == 0) {
+        take_dismissal(client, reply);
+        return;
+    }
     if (violation) {
         client_lose(client, CAID_ERR_PROTOCOL, "%s: the daemon %s", client->socket, violation);
         return;

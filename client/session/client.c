@@ -327,6 +327,12 @@ caid_client_ping(struct caid_client *client, struct caid_error *error)
 }
 
 int
+caid_kick(struct caid_client *client, uint64_t conn, struct caid_error *error)
+{
+    return call_ask(client, MSG_KICK, &(struct msg_kick_params){.conn = conn}, error);
+}
+
+int
 caid_client_devices(const struct caid_client *client, const struct caid_device *const **ret)
 {
     if (!client)

@@ -251,10 +251,10 @@ say_hello(struct caid_client *client, const struct caid_connect_options *options
           struct caid_error *error)
 {
     _cleanup_reply_ struct reply reply = {0};
-    const struct msg_str resume = MSG_STR("resume");
+    const struct msg_str features[] = {MSG_STR("told"), MSG_STR("resume")};
     struct msg_hello_result hello;
     struct msg_hello_params params = {
-        .features = {.v = &resume, .n = client->resume.timeout_ns > 0},
+        .features = {.v = features, .n = client->resume.timeout_ns > 0 ? 2 : 1},
         .version_min = PROTO_VERSION_MIN,
         .version_max = PROTO_VERSION_MAX,
     };

@@ -35,6 +35,7 @@ struct run {
         struct msg_lost_params lost;
         struct msg_users_params users;
         struct msg_tickets_params tickets;
+        struct msg_connections_params connections;
         struct msg_metrics_params metrics;
         struct msg_pools_params pools;
     } params;
@@ -46,6 +47,7 @@ struct run {
         struct msg_lost_result lost;
         struct msg_users_result users;
         struct msg_tickets_result tickets;
+        struct msg_connections_result connections;
         struct msg_metrics_result metrics;
         struct msg_pools_result pools;
     } result;
@@ -62,6 +64,8 @@ struct query {
     bool by_pool;         /* the options' `pool` and `all` go into the request */
     /* Makes the next request start after a record. false: the record is not behind the last. */
     bool (*next)(struct run *run, const void *from);
+    /* Makes it start where the packet says, which may have no record for the caller. The same. */
+    bool (*skip)(struct run *run);
 };
 
 static int
@@ -125,6 +129,28 @@ next_ticket(struct run *run, const void *from)
                    (ticket->uid == at->uid && ticket->number > at->number);
 
     *at = (struct msg_tickets_params){.uid = ticket->uid, .number = ticket->number};
+    return goes_on;
+}
+
+static bool
+next_connection(struct run *run, const void *from)
+{
+    const struct msg_connection *connection = from;
+    uint64_t *after = &run->params.connections.after;
+    bool goes_on = connection->conn > *after;
+
+    *after = connection->conn;
+    return goes_on;
+}
+
+static bool
+skip_connections(struct run *run)
+{
+    const struct msg_connections_result *result = &run->result.connections;
+    uint64_t *after = &run->params.connections.after;
+    bool goes_on = result->after >= *after + (result->n_connections == 0);
+
+    *after = result->after;
     return goes_on;
 }
 
@@ -221,6 +247,8 @@ next_range(struct run *run, const void *from)
     }
 
 static const struct query queries[] = {
+    QUERY(connections, CONNECTIONS, connections, connection, connections, connection,
+          .skip = skip_connections),
     QUERY(list, LIST, list, entry, entries, entry, .by_pool = true),
     QUERY(lost, LOST, lost, lost, names, lost, .by_pool = true),
     QUERY(metrics, METRICS, metrics, metric, metrics, metric),
@@ -264,7 +292,9 @@ give_packet(struct run *run, const struct reply *reply, bool *ret_more)
     memcpy(ret_more, result + run->query->more, sizeof(*ret_more));
     for (uint32_t i = 0; r == 0 && i < n; i++)
         r = give_record(run, reply, records + i * run->query->answer->from_size);
-    return r == 0 && *ret_more && n == 0 ? run_fail(run, -EPROTO) : r;
+    if (r < 0 || !*ret_more || (run->query->skip ? run->query->skip(run) : n > 0))
+        return r;
+    return run_fail(run, -EPROTO);
 }
 
 static int
@@ -406,6 +436,7 @@ struct program {
                          PROGRAM(fn, userdata), error);                                    \
     }
 
+GIVE(connection)
 GIVE(details)
 GIVE(entry)
 GIVE(lost)
@@ -415,6 +446,7 @@ GIVE(ticket)
 GIVE(timeline_entry)
 GIVE(user)
 
+LIST(connections, connection)
 LIST(metrics, metric)
 LIST(pools, pool)
 LIST(tickets, ticket)

@@ -313,12 +313,12 @@ static int
 hello(struct caid_client *talk, struct caid_error *why)
 {
     _cleanup_reply_ struct reply reply = {0};
-    const struct msg_str resume = MSG_STR("resume");
+    const struct msg_str features[] = {MSG_STR("told"), MSG_STR("resume")};
     const struct msg_hello_params params = {
         .version_min = PROTO_VERSION_MIN,
         .version_max = PROTO_VERSION_MAX,
         .client = msg_str_opt(talk->name[0] ? talk->name : NULL),
-        .features = {.v = &resume, .n = 1},
+        .features = {.v = features, .n = ARRAY_SIZE(features)},
         .token = {.v = talk->resume.token, .n = 2},
     };
     struct msg_hello_result result;

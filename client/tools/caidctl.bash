@@ -7,6 +7,11 @@ _caidctl_first_column() {
     caidctl "${where[@]}" "$@" 2>/dev/null | sed -e 1d -e 's/^ *//' -e 's/  .*//'
 }
 
+# The pids of others that are connected: the second column of connections.
+_caidctl_pids() {
+    caidctl "${where[@]}" connections 2>/dev/null | sed -nE '/  caidctl  /d; s/^ *[0-9]+ +([1-9][0-9]*) .*/\1/p' | sort -un
+}
+
 # Completes $cur to lines of standard input.
 _caidctl_lines() {
     local line
@@ -72,6 +77,7 @@ _caidctl() {
         :*) _caidctl_lines < <(caidctl --help | sed -nE 's/^  ([a-z]+) .*/\1/p') ;;
         list:* | show:* | unlink:* | watch:*) _caidctl_lines < <(_caidctl_first_column list) ;;
         info:*) _caidctl_lines < <(_caidctl_first_column info) ;;
+        kick:*) _caidctl_lines < <(_caidctl_pids) ;;
         esac
         ;;
     esac

@@ -52,6 +52,7 @@ static const struct verb verbs[] = {
     {"stat", verb_stat, 0, 1, OPT_BYTES | OPT_COUNT, false},
     {"pools", verb_pools, 0, 0, OPT_BYTES, false},
     {"users", verb_users, 0, 0, OPT_BYTES, false},
+    {"connections", verb_connections, 0, 0, 0, false},
     {"info", verb_info, 0, 1, OPT_BYTES, false},
     {"timelines", verb_timelines, 0, 0, OPT_ALL | OPT_POOL, false},
     {"doctor", verb_doctor, 0, 0, OPT_BYTES, true},
@@ -61,6 +62,7 @@ static const struct verb verbs[] = {
     {"watch", verb_watch, 1, 1, OPT_POOL | OPT_COUNT, false},
     {"unlink", verb_unlink, 1, -1, OPT_POOL | OPT_PREFIX | OPT_IGNORE, false},
     {"withdraw", verb_withdraw, 0, 0, OPT_PID | OPT_GONE, false},
+    {"kick", verb_kick, 1, 1, 0, false},
     {"ping", verb_ping, 0, 0, OPT_COUNT, false},
     {"version", verb_version, 0, 0, 0, true},
 };
@@ -86,6 +88,7 @@ static const char usage[] =
     "  stat [SECONDS]       a line for each device each second: rates, clients, memory\n"
     "  pools                pools that may be read\n"
     "  users                what each uid is charged: yours, or all for root and the daemon's own\n"
+    "  connections          open connections, and ended ones whose process may use memory\n"
     "  info [DEVICE]        memory per device; DEVICE is an index or a UUID\n"
     "  timelines            timelines of a pool, and who signals them\n"
     "  doctor               what works here, what is slow or at risk, and what to do about it\n"
@@ -99,6 +102,7 @@ static const char usage[] =
     "  watch NAME           each array that gets the name, until interrupted\n"
     "  unlink [NAME]...     remove names, or those of --prefix; whoever holds the arrays keeps them\n"
     "  withdraw             end tickets of --pid, --gone or both: arrays sent that nobody has taken\n"
+    "  kick CLIENT          end the connections of a process, given by its pid or its client's name\n"
     "  ping                 round trips to the daemon\n"
     "  version              the version of caidctl\n"
     "\n"

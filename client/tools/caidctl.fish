@@ -12,11 +12,18 @@ function __caidctl_first_column
     caidctl $socket $argv 2>/dev/null | tail -n +2 | string replace -r '^ *(.*?)(?:  .*)?$' '$1'
 end
 
+# The pids of others that are connected: the second column of connections.
+function __caidctl_pids
+    set -l socket (commandline -poc | string join ' ' | string replace -rf -- '.* (?:--socket|-s)[= ]?(\S+).*' '--socket=$1')
+    caidctl $socket connections 2>/dev/null | string match -rv '  caidctl  ' | string replace -rf '^ *\d+ +([1-9]\d*) .*' '$1' | sort -un
+end
+
 complete -c caidctl -f
 complete -c caidctl -n 'not __fish_seen_subcommand_from (__caidctl_verbs | string split -f1 \t)' -a '(__caidctl_verbs)'
 complete -c caidctl -n '__fish_seen_subcommand_from list show unlink watch get put' -a '(__caidctl_first_column list)'
 complete -c caidctl -n '__fish_seen_subcommand_from load save get put' -F
 complete -c caidctl -n '__fish_seen_subcommand_from info' -a '(__caidctl_first_column info)'
+complete -c caidctl -n '__fish_seen_subcommand_from kick' -a '(__caidctl_pids)'
 
 for line in (caidctl --help)
     string match -rq '^  (?:-(?<short>\w), |    )--(?<long>[a-z-]+)(?:=(?<value>\w+))? +(?<what>.*)' -- $line; or continue

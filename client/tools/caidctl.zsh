@@ -17,11 +17,20 @@ _caidctl_first_column() {
     compadd -a values
 }
 
+# The pids of others that are connected: the second column of connections.
+_caidctl_pids() {
+    local -a values
+    local socket=${(Q)${opt_args[--socket]:-$opt_args[-s]}}
+    values=(${(f)"$(caidctl ${socket:+--socket=$socket} connections 2>/dev/null | sed -nE '/  caidctl  /d; s/^ *[0-9]+ +([1-9][0-9]*) .*/\1/p' | sort -un)"})
+    compadd -a values
+}
+
 _caidctl_arguments() {
     case $line[1] in
     list | show | unlink | watch) _caidctl_first_column list ;;
     get | put) _caidctl_first_column list; _files ;;
     info) _caidctl_first_column info ;;
+    kick) _caidctl_pids ;;
     esac
 }
 

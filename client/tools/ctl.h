@@ -82,6 +82,8 @@ int verb_timelines(struct ctl *ctl, int argc, char **argv);
 int verb_doctor(struct ctl *ctl, int argc, char **argv);
 int verb_watch(struct ctl *ctl, int argc, char **argv);
 int verb_unlink(struct ctl *ctl, int argc, char **argv);
+int verb_connections(struct ctl *ctl, int argc, char **argv);
+int verb_kick(struct ctl *ctl, int argc, char **argv);
 int verb_withdraw(struct ctl *ctl, int argc, char **argv);
 /* show --tickets */
 int show_tickets(struct ctl *ctl);

@@ -109,6 +109,7 @@ conn_take_over(struct core *core, struct conn *former, struct conn *conn)
     memcpy(former->token, conn->token, sizeof(conn->token));
     memcpy(former->client, conn->client, sizeof(conn->client));
     former->greeted = former->resumed = true;
+    former->is_told = conn->is_told;
     former->reported = former->closing = former->departed = former->is_held_back = false;
     former->stage = 0;
     RB_INSERT(conns, &core->conns, former);

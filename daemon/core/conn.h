@@ -39,6 +39,7 @@ struct conn {
     /* its user has no place for it, unless it takes that of a former connection */
     bool lacks_place;
     bool resumes;  /* its client will resume after a restart */
+    bool is_told;  /* its client takes an error that answers no request */
     bool former;   /* of an earlier core, and its client has not said what it has: former.h */
     bool landing;  /* it has resumed, and its streams have signals on the way */
     bool resumed;  /* its client has connected again: `id` is the new connection's */

@@ -437,8 +437,7 @@ former_done(struct core *core, struct conn *conn, bool leaves)
         linger_later(core, LINGER_TURN_NS);
 }
 
-/* Waits for the client no longer. What it may have mapped stays set aside. */
-static void
+void
 former_give_up(struct core *core, struct conn *conn)
 {
     conn->resumes = false;
@@ -446,10 +445,8 @@ former_give_up(struct core *core, struct conn *conn)
     former_exit(conn);
     former_end(core, conn);
     persist_process(core, conn);
-    if (!conn->departed) {
-        conn_end(core, conn, "it has come back, and not told in time what it has");
+    if (!conn->departed)
         return;
-    }
     conn->stage = 0; /* from the first step again: names of timelines have stayed for it */
     conn_wake(conn);
 }
@@ -470,6 +467,8 @@ give_up_late(struct core *core)
             if (n++ == LATE_MAX)
                 return true;
             former_give_up(core, conn);
+            if (!conn->departed)
+                conn_end(core, conn, "it has come back, and not told in time what it has");
         }
     return false;
 }

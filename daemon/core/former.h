@@ -81,6 +81,9 @@ void former_unresume_write(const struct conn *conn, struct array *array);
 /* The client has said all that it has: the rest is given back. `leaves`: only its holds stay. */
 void former_done(struct core *core, struct conn *conn, bool leaves);
 
+/* Waits no longer for the client of a former connection, which is then like any other that has hung
+ * up, or is to. What the client may have mapped stays set aside. */
+void former_give_up(struct core *core, struct conn *conn);
 /* The connection has hung up. If it was resuming, it may resume again. */
 void former_hangup(struct conn *conn);
 /* Looks which streams have stored all that was submitted, and which clients are late. */

@@ -44,20 +44,16 @@ conn_end(struct core *core, struct conn *conn, const char *reason)
     entry_push(core, &conn->close);
 }
 
-/* Sends core->buf to conn, with the fds. */
-static void
-send_buf(struct core *core, struct conn *conn, enum msg_method method, const struct refusal *r,
-         const int *fds, size_t n_fds)
+/* Sends core->buf to conn, with the fds. -ENOMEM: conn ends. */
+static int
+push_buf(struct core *core, struct conn *conn, const int *fds, size_t n_fds)
 {
     size_t n_fd_bytes = n_fds * sizeof(*fds);
-    struct entry *e;
+    struct entry *e = entry_new(CORE_SEND, n_fd_bytes + core->buf.n);
 
-    if (conn->closing)
-        return;
-    e = entry_new(CORE_SEND, n_fd_bytes + core->buf.n);
     if (!e) {
         conn_end(core, conn, "out of memory");
-        return;
+        return -ENOMEM;
     }
     int *own_fds = (int *)(e + 1);
     uint8_t *own_data = (uint8_t *)(e + 1) + n_fd_bytes;
@@ -70,7 +66,16 @@ send_buf(struct core *core, struct conn *conn, enum msg_method method, const str
     e->action.fds = own_fds;
     e->action.n_fds = n_fds;
     entry_push(core, e);
-    metrics_count_outcome(conn->user, method, r);
+    return 0;
+}
+
+/* Sends core->buf as an answer. */
+static void
+send_buf(struct core *core, struct conn *conn, enum msg_method method, const struct refusal *r,
+         const int *fds, size_t n_fds)
+{
+    if (!conn->closing && push_buf(core, conn, fds, n_fds) == 0)
+        metrics_count_outcome(conn->user, method, r);
 }
 
 void
@@ -86,14 +91,20 @@ send_result(struct core *core, struct conn *conn, uint32_t request, enum msg_met
     MONITOR(core, conn, MSG_RESPONSE, method, request, result, (struct msg_str){0});
 }
 
+static struct msg_error
+error_of(const struct refusal *r)
+{
+    return (struct msg_error){.code = r->code,
+                              .text = MSG_STR(r->text),
+                              .cuda = r->cuda,
+                              .left = r->left};
+}
+
 void
 send_refusal(struct core *core, struct conn *conn, uint32_t request, enum msg_method method,
              const struct refusal *r)
 {
-    const struct msg_error error = {.code = r->code,
-                                    .text = MSG_STR(r->text),
-                                    .cuda = r->cuda,
-                                    .left = r->left};
+    const struct msg_error error = error_of(r);
 
     audit_refusal(core, conn, r);
     if (msg_encode_error(&core->buf, request, &error) < 0)
@@ -101,4 +112,15 @@ send_refusal(struct core *core, struct conn *conn, uint32_t request, enum msg_me
     else
         send_buf(core, conn, method, r, NULL, 0);
     MONITOR(core, conn, MSG_RESPONSE, MSG_UNKNOWN, request, &error, (struct msg_str){0});
+}
+
+void
+conn_dismiss(struct core *core, struct conn *conn, const struct refusal *r, const char *reason)
+{
+    const struct msg_error error = error_of(r);
+
+    if (conn->is_told && !conn->closing && msg_encode_error(&core->buf, 0, &error) == 0 &&
+        push_buf(core, conn, NULL, 0) == 0)
+        MONITOR(core, conn, MSG_RESPONSE, MSG_UNKNOWN, 0, &error, (struct msg_str){0});
+    conn_end(core, conn, reason);
 }

@@ -15,6 +15,9 @@ void send_refusal(struct core *core, struct conn *conn, uint32_t request,
                   enum msg_method method, const struct refusal *r);
 /* Closes a connection; cannot fail. reason is static. */
 void conn_end(struct core *core, struct conn *conn, const char *reason);
+/* The same; a client that can be told is told the refusal, which answers no request. */
+void conn_dismiss(struct core *core, struct conn *conn, const struct refusal *r,
+                  const char *reason);
 
 /*
  * The room that a reply has left. A reply that is a list takes records until the next one might not

@@ -64,8 +64,10 @@ hello_resume(struct core *core, struct conn **conn, const struct msg_hello_param
 {
     struct conn *was = *conn, *former;
 
-    for (uint32_t i = 0; i < p->features.n; i++)
+    for (uint32_t i = 0; i < p->features.n; i++) {
         was->resumes |= msg_str_eq(p->features.v[i], "resume");
+        was->is_told |= msg_str_eq(p->features.v[i], "told");
+    }
     was->resumes &= core->persist.journal != NULL;
     former = was->resumes ? former_find(was, p->token) : NULL;
     if (former && former->ending)

@@ -275,7 +275,7 @@ static bool
 is_lost(int code)
 {
     return code == CAID_ERR_DISCONNECTED || code == CAID_ERR_PROTOCOL ||
-           code == CAID_ERR_CLOSED;
+           code == CAID_ERR_KICKED || code == CAID_ERR_CLOSED;
 }
 
 /* Runs without the GIL. *ret_unknown: the part may exist although the call has failed, since the

@@ -48,6 +48,16 @@ py_client_withdraw(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 }
 
 PyObject *
+py_client_kick(PyObject *op, PyObject *number)
+{
+    unsigned long long conn = PyLong_AsUnsignedLongLong(number);
+
+    if (conn == (unsigned long long)-1 && PyErr_Occurred())
+        return NULL;
+    return py_none(PY_CLIENT_CALL(py_client(op), caid_kick(c, conn, &error)));
+}
+
+PyObject *
 py_client_defer_begin(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     return py_none(PY_CLIENT_CALL(py_client(op), caid_defer_begin(c, &error)));

@@ -319,6 +319,7 @@ bool py_client_is_live(const struct client_object *self);
     METHOD(flush, METH_O, "Frees what waits: (entries, blocks, bytes).")                      \
     METHOD(defer_begin, METH_NOARGS, "Holds back what waits to be freed.")                    \
     FAST(withdraw, "Ends tickets: how many.")                                                 \
+    METHOD(kick, METH_O, "Ends a connection, by its number.")                                 \
     METHOD(defer_end, METH_NOARGS, "Undoes one _defer_begin().")                              \
     METHOD(status, METH_NOARGS, "The daemon: a tuple.")                                       \
     METHOD(daemon, METH_NOARGS, "driver, socket, machine_id and daemon_id; asks nobody.")     \

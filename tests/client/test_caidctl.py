@@ -182,6 +182,40 @@ def test_tickets(socket, client):
         assert caidctl("show", "--tickets", *wrong, socket=socket).returncode == 1
 
 
+def kick(socket, who):
+    """Its exit status, and what it prints."""
+    done = caidctl("kick", who, socket=socket)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_kick(socket, client, hold):
+    client.create("a", (4,))
+    held = hold("a")
+    of = {c["client"]: c for c in read_json(socket, "connections")["connections"]}
+    assert {name: of[name]["pid"] for name in ("maker", "holder")} == {"maker": os.getpid(), "holder": held.pid}
+    assert re.search(rf"^ *{of['holder']['conn']} +{held.pid} .* holder +no +no$", caidctl("connections", socket=socket).stdout, re.M)
+    assert kick(socket, "holder") == (0, "1 connection ended\n")
+    wait_until(lambda: [c["client"] for c in read_json(socket, "connections")["connections"] if c["hung_up"]] == ["holder"])
+    assert kick(socket, "holder") == (1, "caidctl: holder: no client with that pid or name: see caidctl connections\n")
+    assert "hung up" in caidctl("show", "a", socket=socket).stdout  # its memory waits
+
+    others = [raw.Client(socket, hello=False) for _ in range(2)]
+    for other in others:
+        other.call("hello", version_min=1, version_max=1, client="holder", features=["told"])
+    hold("a")
+    assert kick(socket, "holder") == (1, "caidctl: holder: several processes call themselves so: say which by its pid\n")
+    client.call("ping")
+    client.hang_up()  # before this process is kicked
+    assert len(read_json(socket, "kick", str(os.getpid()))["kicked"]) == 2
+    for other in others:
+        with pytest.raises(raw.Refused, match=f"uid {os.getuid()} has ended this connection"):
+            other.response()
+        with pytest.raises(raw.Closed):
+            other.response()
+        other.close()
+    assert kick(socket, "0")[0] == kick(socket, "")[0] == 1
+
+
 def test_nothing_is_lost(socket):
     assert read_json(socket, "list", "--lost") == {"lost": []}
     assert caidctl("show", "--lost", socket=socket).returncode == 1
@@ -839,6 +873,7 @@ def test_completion(names):
     assert complete("--json", "unlink", "weights", env=env) == ["weights/a"]
     assert complete("unlink", "--prefix", "=", "we", env=env) == ["weights/a"]
     assert complete("info", "", env=env) == ["0"]
+    assert complete("kick", "", env=env) == [str(os.getpid())]
     assert complete("list", "--pool", "=", "", env=env) == [f"uid:{os.getuid()}"]
     assert complete("--socket", "=", "/nonexistent", "show", "", env=env) == [""]
     assert complete("ping", "--count", "=", "", env=env) == [""]
@@ -857,6 +892,7 @@ def test_completion_by_fish(names):
     assert fish("show ") == ["weights/a", "with space"]
     assert fish("unlink --prefix=we") == ["--prefix=weights/a"]
     assert fish("flush --device ") == ["0"]
+    assert fish("kick ") == [str(os.getpid())]
     assert fish("--socket /nonexistent show ") == []
 
 
@@ -889,6 +925,7 @@ def test_completion_by_zsh(names, tmp_path):
     assert "line<caidctl show with\\ space >" in zsh("show wi")
     assert "line<caidctl unlink --prefix=weights/a >" in zsh("unlink --prefix=we")
     assert "line<caidctl flush --device 0 >" in zsh("flush --device ")
+    assert f"line<caidctl kick {os.getpid()} >" in zsh("kick ")
     assert "line<caidctl --socket=/nonexistent show we>" in zsh("--socket=/nonexistent show we")
 
 

@@ -4,8 +4,10 @@
  * connection where it must, and leaves no fd and no memory behind (CAID_TEST).
  */
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/macros.h"
@@ -519,6 +521,21 @@ ask_tickets(struct caid_client *client)
 }
 
 static int
+count_connection(const struct caid_connection *connection UNUSED, void *userdata)
+{
+    ++*(int *)userdata;
+    return 0;
+}
+
+static int
+ask_connections(struct caid_client *client)
+{
+    int n = 0;
+
+    return caid_connections(client, count_connection, &n, &error);
+}
+
+static int
 ask_withdraw(struct caid_client *client)
 {
     return caid_withdraw(client, NULL, NULL, &error);
@@ -536,6 +553,7 @@ static const struct msg_user again[] = {{.uid = 5}, {.uid = 5}}, root = {.uid = 
                              large = {.uid = UINT64_C(1) << 32};
 static const struct msg_ticket same[] = {{.number = 1}, {.number = 1}},
                                of_large = {.uid = UINT64_C(1) << 32};
+static const struct msg_connection twice[] = {{.conn = 1}, {.conn = 1}}, fifth = {.conn = 5};
 static const struct msg_entry no_entry[1];
 static const struct msg_holder holder = {.pid = 1};
 static const struct msg_details
@@ -565,6 +583,12 @@ static const struct lie {
     {ask_users, {MSG_USERS, ANSWER(users, .users = &large, .n_users = 1)}},
     {ask_tickets, {MSG_TICKETS, ANSWER(tickets, .tickets = same, .n_tickets = 2)}},
     {ask_tickets, {MSG_TICKETS, ANSWER(tickets, .tickets = &of_large, .n_tickets = 1)}},
+    {ask_connections,
+     {MSG_CONNECTIONS, ANSWER(connections, .connections = twice, .n_connections = 2)}},
+    {ask_connections,
+     {MSG_CONNECTIONS, ANSWER(connections, .connections = &fifth, .n_connections = 1,
+                              .more = true, .after = 4)}},
+    {ask_connections, {MSG_CONNECTIONS, ANSWER(connections, .more = true)}},
     {ask_withdraw, {MSG_WITHDRAW, ANSWER(withdraw, .more = true)}},
     {ask_unnamed, {MSG_UNNAMED, ANSWER(unnamed, .arrays = &without_entry, .n_arrays = 1)}},
     {ask_unnamed, {MSG_UNNAMED, ANSWER(unnamed, .arrays = endless, .more = true)}},
@@ -581,6 +605,108 @@ CAID_TEST(hostile, lies)
                       CAID_ERR_PROTOCOL);
         fake_stop(&fake);
     }
+}
+
+/* Portions that have nothing for the caller. */
+static void
+script_sparse(struct fake *fake)
+{
+    const struct msg_connections_result results[] = {
+        {.more = true, .after = 4},
+        {.connections = &fifth, .n_connections = 1, .more = true, .after = 5},
+        {.more = true, .after = 6},
+        {.after = 7},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(results) && fake_request(fake) == MSG_CONNECTIONS; i++)
+        fake_result(fake, MSG_CONNECTIONS, &results[i], NULL, 0);
+    fake_drain(fake);
+}
+
+CAID_TEST(hostile, a_list_of_which_little_may_be_told)
+{
+    struct fake fake;
+    int n = 0;
+
+    assert_ok(
+        caid_connections(fake_start(&fake, script_sparse, NULL), count_connection, &n, &error));
+    cr_assert_eq(n, 1);
+    fake_stop(&fake);
+}
+
+/* ---- the daemon ends the connection, and says why ---- */
+
+static void
+dismiss(struct fake *fake)
+{
+    const struct msg_error why = {.code = CAID_ERR_KICKED, .text = MSG_STR("for a reason")};
+    struct msg_buf packet = {0};
+
+    if (msg_encode_error(&packet, 0, &why) == 0)
+        fake_send(fake, packet.data, packet.n, NULL, 0);
+    msg_buf_deinit(&packet);
+}
+
+static void
+script_dismiss(struct fake *fake)
+{
+    if (fake_request(fake) == MSG_PING)
+        dismiss(fake);
+    fake_drain(fake);
+}
+
+static void
+assert_kicked(struct caid_client *client)
+{
+    assert_failed(caid_client_ping(client, &error), CAID_ERR_KICKED);
+    cr_assert(strstr(error.message, ": for a reason"), "%s", error.message);
+}
+
+CAID_TEST(hostile, dismissed_while_it_waits)
+{
+    struct fake fake;
+    struct caid_client *client = fake_start(&fake, script_dismiss, NULL);
+
+    assert_kicked(client);
+    assert_kicked(client);
+    fake_stop(&fake);
+}
+
+/* What the client has sent is not read any more, so that its next recvmsg(2) is an error. */
+static void
+script_dismiss_unread(struct fake *fake)
+{
+    struct pollfd poll_fd = {.fd = fake->conn, .events = POLLIN};
+
+    poll(&poll_fd, 1, -1);
+    dismiss(fake);
+}
+
+CAID_TEST(hostile, dismissed_with_an_error_of_the_socket)
+{
+    struct fake fake;
+
+    assert_kicked(fake_start(&fake, script_dismiss_unread, NULL));
+    fake_stop(&fake);
+}
+
+/* Nothing can be sent any more, and nobody has read what was said. */
+static void
+script_dismiss_unheard(struct fake *fake)
+{
+    shutdown(fake->conn, SHUT_RD);
+    dismiss(fake);
+}
+
+CAID_TEST(hostile, dismissed_before_it_sends)
+{
+    struct fake fake;
+    struct caid_client *client = fake_start(&fake, script_dismiss_unheard, NULL);
+    struct pollfd poll_fd = {.fd = caid_client_get_fd(client), .events = POLLIN};
+
+    cr_assert_eq(poll(&poll_fd, 1, -1), 1);
+    assert_kicked(client);
+    fake_stop(&fake);
 }
 
 static void

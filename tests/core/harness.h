@@ -96,6 +96,7 @@ struct h_reply {
         struct msg_memory_info memory[H_DEVICES];
         struct msg_pool pools[4];
         struct msg_user users[4];
+        struct msg_connection connections[4];
         struct msg_timeline_entry timelines[8];
         struct msg_status status;
         struct msg_flushed flush;

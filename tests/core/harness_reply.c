@@ -109,6 +109,7 @@ union result {
     struct msg_flushed flush;
     struct msg_unnamed_result unnamed;
     struct msg_users_result users;
+    struct msg_connections_result connections;
     struct msg_page_result page;
     struct msg_fences_result fences;
     struct msg_open_timeline_result open_timeline;
@@ -164,6 +165,11 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
     case MSG_USERS:
         NOTE_NUMBERS(reply, users, &result->users);
         reply->more = result->users.more;
+        break;
+    case MSG_CONNECTIONS:
+        NOTE_NUMBERS(reply, connections, &result->connections);
+        reply->more = result->connections.more;
+        reply->array = result->connections.after;
         break;
     case MSG_PUBLISH:
     case MSG_EXPIRE:

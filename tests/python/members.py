@@ -23,7 +23,7 @@ ARGS = {
     "swapaxes": [0, 0], "zeros": [1], "open_set": ["s/"], "publish_many": ["s/", {}],
     "show": ["a"], "signal": [None, 1], "timeline": ["u"], "unlink": ["a"], "watch": ["a"],
     "__contains__": ["a"], "exists": ["a"], "rename": ["a", "b"], "expire": ["a", 1], "reserve": [1 << 20],
-    "getitem": [0], "item": [0], "setitem": [0, 1], "split": [1],
+    "kick": [1], "getitem": [0], "item": [0], "setitem": [0, 1], "split": [1],
 }  # fmt: skip
 BINARY = {
     f"__{side}{name}__"

@@ -954,6 +954,30 @@ def test_each_death_of_a_request_is_told_and_makes_the_next_start_later(tmp_path
         assert [type(e) for e in ended] == [caid.InternalError]
 
 
+def test_who_is_kicked_is_told_and_does_not_come_back(restarts):
+    """Not to a later daemon, either, as who is not does."""
+    with restarts.connect() as c:
+        (it,) = c.connections()
+        with restarts.connect() as other:
+            publish(other, "x", 1)
+            a = c.open("x", "rw")
+            waits, ended = in_thread(lambda: next(iter(c.watch("y"))))
+            wait_until(lambda: other.status().watches == 1)
+            other.kick(it.conn)
+            waits.join(PATIENCE_S)
+            assert [type(e) for e in ended] == [caid.KickedError]
+            assert [holder.hung_up for holder in other.show("x").holders] == [True]
+            for _ in range(2):
+                with pytest.raises(caid.KickedError, match=rf"uid {os.getuid()} has ended this connection \(kick\)"):
+                    c.create("z", 1)
+                there = {it.hung_up: it for it in other.connections()}
+                assert len(there) == 2 and not there[True].former
+                with pytest.raises(caid.NotFoundError, match="what it has left waits for its process to exit"):
+                    other.kick(there[True].conn)
+                restarts.restart()
+            a.close()
+
+
 def test_what_is_no_journal(restarts):
     with restarts.connect() as c:
         publish(c, "x", 1)

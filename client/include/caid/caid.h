@@ -69,6 +69,7 @@ enum caid_code {
     CAID_ERR_NOT_READY = 22,     /* its driver is not there, or not all is back: try again */
     CAID_ERR_LOST = 23,          /* the array did not come back from an earlier daemon */
     CAID_ERR_INTERNAL = 24,      /* two daemons have died of this call */
+    CAID_ERR_KICKED = 25,        /* the connection was ended by caid_kick() */
     CAID_ERR_NO_DAEMON = 64,     /* nobody listens at the socket */
     CAID_ERR_DISCONNECTED = 65,  /* the daemon closed the connection, or died */
     CAID_ERR_FORKED = 66,        /* used after fork() without exec() */
@@ -485,6 +486,17 @@ int caid_list_lost(struct caid_client *client, const struct caid_list_options *o
 int caid_users(struct caid_client *client,
                int (*fn)(const struct caid_user *user, void *userdata), void *userdata,
                struct caid_error *error);
+
+/* Like caid_list(): the connections of the caller's uid, or all of them for root and the daemon's
+ * own uid, by number. */
+int caid_connections(struct caid_client *client,
+                     int (*fn)(const struct caid_connection *connection, void *userdata),
+                     void *userdata, struct caid_error *error);
+/* Ends the connection with that number, by caid_connections(). Its client's calls fail with
+ * CAID_ERR_KICKED, and the client does not come back, also not to a daemon that is started later;
+ * its program may connect anew. What the client has open stays until its process has exited, since
+ * the GPU may use it. CAID_ERR_NOT_FOUND: the connection is none of the caller's, or has ended. */
+int caid_kick(struct caid_client *client, uint64_t conn, struct caid_error *error);
 
 /* Like caid_list() for the pools that the caller may read. */
 int caid_pools(struct caid_client *client,

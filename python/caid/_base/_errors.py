@@ -153,6 +153,10 @@ class DisconnectedError(Error, ConnectionResetError, code=ErrorCode.DISCONNECTED
     """The daemon closed the connection, or died."""
 
 
+class KickedError(DisconnectedError, code=ErrorCode.KICKED):
+    """An administrator, or another process of the same user, has ended the connection: :meth:`Client.kick`."""
+
+
 class ForkedError(Error, RuntimeError, code=ErrorCode.FORKED):
     """What was inherited, or CUDA after the parent has used it, was used in a child made by ``fork()``
     without ``exec()``: use multiprocessing's "spawn" or "forkserver"."""
@@ -187,7 +191,7 @@ class UnavailableError(AttributeError):
 # The device, a pool or a user has not got that much memory.
 NO_ROOM = (OutOfMemoryError, QuotaError, LimitError)
 
-CLASSES = {cls.code: cls for cls in [*Error.__subclasses__(), InvalidNameError]}
+CLASSES = {cls.code: cls for cls in [*Error.__subclasses__(), InvalidNameError, KickedError]}
 
 # Each by its name, for type checkers.
 __all__ = [
@@ -208,6 +212,7 @@ __all__ = [
     "InterruptError",
     "InvalidError",
     "InvalidNameError",
+    "KickedError",
     "LimitError",
     "LostError",
     "LostWarning",

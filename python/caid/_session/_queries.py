@@ -12,7 +12,7 @@ from .._base._errors import (
     ClosedError, DisconnectedError, LostError, NotFoundError, device as device_error, invalid,
 )
 from .._base._records import (
-    Details, Device, Entry, Flushed, Holder, Lost, MemoryInfo, Metric, Pool, Status, Ticket, User,
+    Connection, Details, Device, Entry, Flushed, Holder, Lost, MemoryInfo, Metric, Pool, Status, Ticket, User,
 )
 
 _Device = Union[int, str]  # index in Client.devices, or UUID
@@ -151,6 +151,11 @@ class Queries(_caid.Client):
         User."""
         return self._records(User, "users")
 
+    def connections(self) -> List[Connection]:
+        """The connections of the caller's uid; for root and the daemon's own uid, of all: list of
+        Connection. kick() ends one."""
+        return self._records(Connection, "connections")
+
     def tickets(self) -> List[Ticket]:
         """What was sent and nobody has taken, by the caller's uid; for root and the daemon's own uid, by
         all: list of Ticket. withdraw() ends it."""
@@ -235,6 +240,25 @@ class Queries(_caid.Client):
             How many messages.
         """
         return self._withdraw(pid or 0, gone)
+
+    def kick(self, conn: int) -> None:
+        """Ends a connection of the caller's uid; for root and the daemon's own uid, of any.
+
+        Its client's calls raise :class:`caid.KickedError`. The client does not come back, also not to a daemon
+        that is started later; its program may connect anew. What the client has open stays until its process
+        has exited, since the GPU may use it.
+
+        Parameters
+        ----------
+        conn : int
+            :attr:`Connection.conn`.
+
+        Raises
+        ------
+        NotFoundError
+            The connection is none of the caller's, or has ended.
+        """
+        self._kick(conn)
 
     # --- the daemon -------------------------------------------------------------------------
 
