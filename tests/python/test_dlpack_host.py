@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """DLPack for consumers on the host: without a GPU, and of page-locked memory anywhere, arrays are on kDLCPU.
-NumPy, and PyTorch and JAX where they are installed."""
+NumPy, and PyTorch and JAX where they are installed; ./dev fetches JAX, for another Python."""
 
 import gc
+import importlib.util
+import pathlib
+import subprocess
 
 import numpy as np
 import pytest
 from conftest import after_gate, n_leases
+from numba_suite import PYTHON, fetched
 from test_dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, READ_ONLY, Consumer
 
 import caid
@@ -121,6 +125,34 @@ def test_pytorch_sees_types_that_numpy_lacks(client, soft, name):
         x = torch.from_dlpack(a)
         assert x.dtype == getattr(torch, name) and not x.is_cuda
         np.testing.assert_array_equal(x.view(torch.uint8).numpy(), bits)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
+def test_jax_sees_types_that_numpy_lacks(client, soft, name):
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    bits = np.arange(256, dtype="u1")
+    with client.empty(256 // jax.numpy.dtype(name).itemsize, name) as a:
+        a.view("|u1").copy_from_host(bits)
+        x = jax.dlpack.from_dlpack(a)
+        assert x.dtype == name and {device.platform for device in x.devices()} == {"cpu"}
+        np.testing.assert_array_equal(np.asarray(x).view("u1"), bits)
+    client.publish_many("m/", {"x": x, "four": FOUR})  # and they are given back
+    with caid.weights.open("m", client=client) as w:
+        for key, array in w.jax().items():
+            assert np.asarray(array).tobytes() == {"x": x, "four": FOUR}[key].tobytes()
+        del array
+
+
+def test_with_what_is_fetched():
+    """By the Python of the foreign programs, which has JAX, and a newer NumPy."""
+    if importlib.util.find_spec("jax") is not None:
+        pytest.skip("JAX is installed: the other tests have it")
+    fetched("jax", "jax")
+    run = pathlib.Path(__file__).with_name("run.py")
+    ran = subprocess.run(
+        [PYTHON, "-X", "dev", run, "-q", "-rs", "-p", "no:cacheprovider", __file__], stdout=subprocess.PIPE, text=True
+    )
+    assert ran.returncode == 0 and "JAX is not" not in ran.stdout, ran.stdout
 
 
 def test_pytorchs_as_tensor_takes_page_locked_memory(client):
