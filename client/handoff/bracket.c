@@ -69,7 +69,8 @@ struct caid_bracket {
 
     /* the daemon's numbers of the arrays that it writes: behind the leases */
     uint64_t *written;
-    uint64_t leases[]; /* of arrays that it reads, then of those that it writes */
+    /* of arrays that it reads, then of those that it writes; their ranges are last */
+    uint64_t leases[];
 };
 
 void
@@ -536,10 +537,31 @@ add_leases(struct caid_bracket *bracket, const struct caid_bracket_options *opti
         (struct msg_u64s){n_writes ? leases + n_reads : NULL, (uint32_t)n_writes};
 }
 
+static struct msg_u64s
+put_ranges(uint64_t *to, const struct caid_range *ranges, size_t n)
+{
+    for (size_t i = 0; ranges && i < n; i++) {
+        to[2 * i] = ranges[i].from;
+        to[2 * i + 1] = ranges[i].end;
+    }
+    return ranges && n ? (struct msg_u64s){to, 2 * (uint32_t)n} : (struct msg_u64s){0};
+}
+
+static void
+add_ranges(struct caid_bracket *bracket, const struct caid_bracket_options *options)
+{
+    uint64_t *ranges = bracket->written + options->n_writes;
+
+    bracket->params.read_ranges = put_ranges(ranges, options->read_ranges, options->n_reads);
+    bracket->params.write_ranges = put_ranges(ranges + bracket->params.read_ranges.n,
+                                              options->write_ranges, options->n_writes);
+}
+
 static struct caid_bracket *
 bracket_new(struct caid_client *client, const struct caid_bracket_options *options)
 {
-    size_t n = options->n_reads + 2 * options->n_writes;
+    size_t n = (options->read_ranges ? 3 : 1) * options->n_reads +
+               (options->write_ranges ? 4 : 2) * options->n_writes;
     struct caid_bracket *bracket = calloc(1, sizeof(*bracket) + n * sizeof(bracket->leases[0]));
     uint64_t timeout_ns = options->timeout_ns == CAID_FOREVER ? 0 : options->timeout_ns;
 
@@ -553,6 +575,7 @@ bracket_new(struct caid_client *client, const struct caid_bracket_options *optio
     bracket->params.nowait = options->nowait;
     bracket->params.thread = (uint64_t)thread_id();
     add_leases(bracket, options);
+    add_ranges(bracket, options);
     add_names(bracket->names, sizeof(bracket->names), options);
     bracket->begin = (struct call){
         .method = MSG_BEGIN,

@@ -46,16 +46,16 @@ inventory_add(struct inventory *inventory, enum inventory_kind kind, uint64_t va
 void
 inventory_add_begin(struct inventory *inventory, const struct msg_begin_params *params)
 {
-    const struct msg_u64s *read = &params->read, *write = &params->write;
+    const struct msg_u64s *lists[] = {&params->read, &params->write, &params->read_ranges,
+                                      &params->write_ranges};
 
     inventory_add(inventory, INVENTORY_BEGIN, params->bracket);
     inventory_add(inventory, INVENTORY_BEGIN, params->thread);
-    inventory_add(inventory, INVENTORY_BEGIN, read->n);
-    inventory_add(inventory, INVENTORY_BEGIN, write->n);
-    for (uint32_t i = 0; i < read->n; i++)
-        inventory_add(inventory, INVENTORY_BEGIN, read->v[i]);
-    for (uint32_t i = 0; i < write->n; i++)
-        inventory_add(inventory, INVENTORY_BEGIN, write->v[i]);
+    for (size_t k = 0; k < ARRAY_SIZE(lists); k++) {
+        inventory_add(inventory, INVENTORY_BEGIN, lists[k]->n);
+        for (uint32_t i = 0; i < lists[k]->n; i++)
+            inventory_add(inventory, INVENTORY_BEGIN, lists[k]->v[i]);
+    }
 }
 
 static void
@@ -170,27 +170,35 @@ send_inventory(struct caid_client *talk, struct inventory *inventory, struct cai
     return r;
 }
 
+/* One of the lists of inventory_add_begin(); *at moves behind it. */
+static struct msg_u64s
+take_list(const uint64_t **at)
+{
+    uint32_t n = (uint32_t) * *at;
+    const uint64_t *v = *at + 1;
+
+    *at = v + n;
+    return (struct msg_u64s){n ? v : NULL, n};
+}
+
 static int
 send_brackets(struct caid_client *talk, const struct inventory *inventory,
               struct caid_error *why)
 {
     const struct inventory_list *list = &inventory->lists[INVENTORY_BEGIN];
+    const uint64_t *at = list->v;
     int r = 0;
 
-    for (size_t i = 0; r == 0 && i < list->n;) {
+    while (r == 0 && at < list->v + list->n) {
         _cleanup_reply_ struct reply reply = {0};
-        const uint64_t *v = list->v + i;
-        const uint32_t n_read = (uint32_t)v[2], n_write = (uint32_t)v[3];
-        const struct msg_begin_params params = {
-            .bracket = v[0],
-            .thread = v[1],
-            .read = {n_read ? v + 4 : NULL, n_read},
-            .write = {n_write ? v + 4 + n_read : NULL, n_write},
-            .again = true,
-        };
+        struct msg_begin_params params = {.bracket = at[0], .thread = at[1], .again = true};
         struct msg_fences_result result;
+        at += 2;
+        params.read = take_list(&at);
+        params.write = take_list(&at);
+        params.read_ranges = take_list(&at);
+        params.write_ranges = take_list(&at);
         r = resume_ask(talk, MSG_BEGIN, &params, &reply, &result, why);
-        i += 4 + n_read + n_write;
     }
     return r;
 }

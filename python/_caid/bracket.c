@@ -65,15 +65,17 @@ bracket_clear(PyObject *op)
 
 /* ---- begin ---- */
 
-/* The arrays of the leases, as libcaid takes them. */
+/* The arrays of the leases, and their ranges, as libcaid takes them. */
 struct arrays {
     struct caid_array **v;
+    struct caid_range *ranges; /* NULL: all of each */
 };
 
 static void
 arrays_deinit(struct arrays *arrays)
 {
     PyMem_Free(arrays->v);
+    PyMem_Free(arrays->ranges);
 }
 
 /* Takes a share of each lease, and gives their arrays: those to be read, then those to be
@@ -103,6 +105,29 @@ bracket_use(struct bracket_object *self, struct arrays *arrays)
         arrays->v[i] = lease->array;
     }
     return 0;
+}
+
+/* Two numbers for each lease; none: all of each array. */
+static int
+arrays_add_ranges(struct arrays *arrays, PyObject *numbers, Py_ssize_t n)
+{
+    if (PyTuple_GET_SIZE(numbers) == 0)
+        return 0;
+    if (PyTuple_GET_SIZE(numbers) != 2 * n) {
+        PyErr_SetString(PyExc_TypeError, "two numbers for each lease are needed");
+        return -1;
+    }
+    arrays->ranges = PyMem_Calloc((size_t)n, sizeof(arrays->ranges[0]));
+    if (!arrays->ranges) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        struct caid_range *range = &arrays->ranges[i];
+        range->from = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(numbers, 2 * i));
+        range->end = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(numbers, 2 * i + 1));
+    }
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 static int
@@ -170,22 +195,25 @@ py_client_begin(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct caid_bracket_options options = CAID_INIT(struct caid_bracket_options);
     __attribute__((cleanup(arrays_deinit))) struct arrays arrays = {0};
     _cleanup_py_ PyObject *made = NULL;
-    PyObject *reads, *writes, *keep, *timeout;
+    PyObject *reads, *writes, *ranges, *keep, *timeout;
     struct caid_client *c;
     int r;
 
-    if (PY_ARGS(self->state, "begin", PY_TUPLE(reads), PY_TUPLE(writes), PY_ARG(options.stream),
-                PY_ARG(keep), PY_ARG(timeout)) < 0 ||
+    if (PY_ARGS(self->state, "begin", PY_TUPLE(reads), PY_TUPLE(writes), PY_TUPLE(ranges),
+                PY_ARG(options.stream), PY_ARG(keep), PY_ARG(timeout)) < 0 ||
         options_timeout(timeout, &options) < 0)
         return NULL;
     made = py_handle_new(self->state->bracket_type, self, &bracket_class);
     if (!made || bracket_init(bracket(made), reads, writes, keep) < 0 ||
-        bracket_use(bracket(made), &arrays) < 0)
+        bracket_use(bracket(made), &arrays) < 0 ||
+        arrays_add_ranges(&arrays, ranges, PyTuple_GET_SIZE(bracket(made)->leases)) < 0)
         return NULL;
     options.n_reads = (size_t)PyTuple_GET_SIZE(reads);
     options.n_writes = (size_t)PyTuple_GET_SIZE(writes);
     options.reads = arrays.v;
     options.writes = arrays.v + options.n_reads;
+    options.read_ranges = arrays.ranges;
+    options.write_ranges = arrays.ranges ? arrays.ranges + options.n_reads : NULL;
     c = py_client_enter(self);
     if (!c)
         return NULL;

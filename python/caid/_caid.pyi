@@ -113,6 +113,7 @@ class Client:
         self,
         reads: tuple[Lease, ...],
         writes: tuple[Lease, ...],
+        ranges: tuple[int, ...],
         stream: int,
         keep: Optional[Stream],
         timeout: Optional[float],

@@ -188,6 +188,53 @@ BRACKET_TEST(bracket, takes_many_arrays_at_once)
         caid_array_close(arrays[i]);
 }
 
+/* Of one thread, too. */
+BRACKET_TEST(bracket, ranges_that_do_not_overlap_go_on_side_by_side)
+{
+    const struct caid_range halves[] = {{0, N_BYTES / 2}, {N_BYTES / 2, N_BYTES}},
+                            quarter = {0, N_BYTES / 4};
+    struct caid_bracket *write[2], *read, *refused;
+
+    for (int i = 0; i < 2; i++) {
+        OPTIONS(caid_bracket_options, half, .writes = &f.ax, .n_writes = 1, .stream = f.s1,
+                .nowait = true, .write_ranges = &halves[i]);
+        assert_ok(caid_bracket_begin(f.a, &write[i], &half, &error));
+    }
+    fill(f.ax, 1, f.s1);
+    assert_ok(caid_bracket_end(write[1], &error));
+    assert_ok(caid_stream_synchronize(f.a, f.s1, 0, &error));
+    OPTIONS(caid_bracket_options, some, .reads = &f.bx, .n_reads = 1, .nowait = true,
+            .read_ranges = &quarter);
+    assert_failed(caid_bracket_begin(f.b, &refused, &some, &error), CAID_ERR_TIMEOUT);
+    some.read_ranges = &halves[1];
+    assert_ok(caid_bracket_begin(f.b, &read, &some, &error));
+    end_and_free(read);
+    assert_ok(caid_bracket_end(write[0], &error));
+    for (int i = 0; i < 2; i++)
+        caid_bracket_free(write[i]);
+    end_and_free(begin_on(f.bx, 0, f.s2));
+}
+
+/* One of each kind in one bracket; of lists of which only one has ranges, the other's are whole. */
+BRACKET_TEST(bracket, ranges_of_one_array_in_one_bracket)
+{
+    const struct caid_range ends[] = {{0, 1}, {N_BYTES - 1, N_BYTES}}, inner = {1, N_BYTES - 1},
+                            none = {1, N_BYTES + 1};
+    struct caid_array *twice[] = {f.bw, f.bw};
+    struct caid_bracket *all, *refused;
+
+    OPTIONS(caid_bracket_options, options, .reads = twice, .n_reads = 2, .read_ranges = ends,
+            .writes = twice, .n_writes = 1, .write_ranges = &inner);
+    assert_ok(caid_bracket_begin(f.b, &all, &options, &error));
+    end_and_free(all);
+    options.write_ranges = NULL;
+    assert_failed(caid_bracket_begin(f.b, &refused, &options, &error), CAID_ERR_INVALID);
+    options.n_reads = 0;
+    options.write_ranges = &none;
+    assert_failed(caid_bracket_begin(f.b, &refused, &options, &error), CAID_ERR_INVALID);
+    wait_for_brackets(f.a, 0);
+}
+
 /* ---- deadlocks ---- */
 
 BRACKET_TEST(bracket, a_thread_does_not_wait_for_itself)

@@ -8,8 +8,8 @@ import time
 import weakref
 
 import pytest
-from brackets import contents, figures, filled
-from conftest import PATIENCE_S, run_async
+from brackets import begins, contents, ends, figures, filled
+from conftest import PATIENCE_S, run_async, wait_until
 
 import caid
 
@@ -217,6 +217,63 @@ def test_deadlocks(client, shared):
     with a.write(), pytest.raises(caid.TimedOutError):
         b.write(timeout=0.01).begin()  # another client of this thread's is another's
     assert figures(client) == (0, 0, 0, False)
+
+
+# --- parts of one array ---------------------------------------------------------------------
+
+
+def test_eight_writers_of_slices_are_in_at_a_time(client, shared):
+    """Of two clients. Who reads all of it waits for all of them."""
+    a, b = shared
+    writers = [begins((a, b)[i % 2][125 * i : 125 * (i + 1)].write()) for i in range(8)]
+    for writer in writers:
+        assert writer.begun.wait(PATIENCE_S)
+    assert figures(client) == (0, 8, 0, False)
+    reader = begins(b.read())
+    wait_until(lambda: figures(client) == (0, 8, 1, False))
+    for writer in writers[1:]:
+        ends(writer)
+    assert figures(client) == (0, 1, 1, False) and not reader.begun.is_set()
+    with a[125:].read():  # who reads another part does not
+        assert figures(client) == (1, 1, 1, False)
+    ends(writers[0])
+    assert reader.begun.wait(PATIENCE_S)
+    ends(reader)
+
+
+def test_a_thread_has_several_parts(client, shared):
+    a, _ = shared
+    m = a.reshape(10, 100)
+    with m[:2].write(), m[2:4].write(), m[9:5:-1].read():
+        assert figures(client) == (1, 2, 0, False)
+        for overlapping in (m, m[1:3], m[::-1][:9], m[3:6].reshape(300)[::7], m[:, 5]):
+            with pytest.raises(caid.DeadlockError):
+                overlapping.write().begin()
+        with pytest.raises(caid.DeadlockError):  # of no elements: as all of it
+            m[4:4].write().begin()
+    with client.bracket(read=[m[0], m[9]], write=[m[1:9]]) as views:  # as one with a halo
+        assert [v.shape for v in views] == [(100,), (100,), (8, 100)]
+        assert figures(client) == (2, 1, 0, False)
+    with client.bracket(write=[m[:5], m[3:7], m[7]]):
+        assert figures(client) == (0, 1, 0, False), "what overlaps or meets is one part"
+    for reads, writes in (([m[0]], [m]), ([m[:, 0]], [m[:, 1]])):
+        with pytest.raises(caid.InvalidError, match="overlap"):
+            client.bracket(read=reads, write=writes).begin()
+
+
+def test_a_part_is_abandoned_alone(client, shared):
+    a, b = shared
+    with pytest.raises(KeyError), a[:10].write():
+        raise KeyError
+    assert figures(client) == (0, 0, 0, True), "for who asks for all of it"
+    with b[10:].read(), pytest.raises(caid.AbandonedError):
+        b[9:].read().begin()
+    with a[:9].write():
+        pass
+    assert figures(client)[3]
+    with a[:11].write():
+        pass
+    assert not figures(client)[3]
 
 
 # --- figures and leaks ----------------------------------------------------------------------

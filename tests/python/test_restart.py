@@ -376,6 +376,45 @@ def test_a_bracket_that_is_open(restarts, child, lives):
         assert not c.show("x").entry.abandoned
 
 
+WRITES_A_SLICE = """
+n = int(sys.argv[1])
+a = client.open("x", "rw")
+s = client.stream()
+with a[4 * n : 4 * n + 4].write(s) as v:
+    step("open")
+    v.copy_from_host(bytes([n + 2, 0, 0, 0] * 4), stream=s)
+s.synchronize()
+step("ended")
+"""
+
+
+@pytest.mark.parametrize("all_live", [True, False])
+def test_several_writers_of_slices(restarts, child, all_live):
+    """Each goes on with its own: nobody reads before all have ended. Where one has died, all is abandoned."""
+    with restarts.connect() as c:
+        publish(c, "x", 1, 16)
+    writers = [child(WRITES_A_SLICE, n) for n in range(4)]
+    for writer in writers:
+        writer.expect("open")
+    restarts.end()
+    if not all_live:
+        writers[3].kill()
+    restarts.start()
+    with restarts.connect() as c, c.open("x", "rw") as a:
+        wait_until(lambda: c.show("x").entry.writers == 3 + all_live)
+        for writer in writers[: 3 + all_live]:
+            with pytest.raises(caid.TimedOutError):
+                a.read(timeout=0).begin()
+            writer.go()
+            writer.expect("ended")
+        if all_live:
+            with a.read(timeout=PATIENCE_S) as v:
+                assert v.copy_to_host().tolist() == [2] * 4 + [3] * 4 + [4] * 4 + [5] * 4
+        else:
+            with pytest.raises(caid.AbandonedError):
+                a.read(timeout=PATIENCE_S).begin()
+
+
 @pytest.fixture
 def enqueued(restarts, child):
     """A process whose stream is to write "x" when the daemon is killed, and a client of the next one."""

@@ -40,6 +40,12 @@ enum caid_bracket_flags {
     CAID_BRACKET_WRITE = 1, /* else it reads */
 };
 
+/* Some bytes of an array, from one to before another; 0 and 0: all of it. */
+struct caid_range {
+    uint64_t from;
+    uint64_t end;
+};
+
 struct caid_bracket_options {
     size_t struct_size;
     struct caid_array *const *reads;
@@ -51,10 +57,16 @@ struct caid_bracket_options {
     uint64_t stream;
     uint64_t timeout_ns; /* how long the daemon lets it wait; 0: for ever */
     bool nowait;         /* CAID_ERR_TIMEOUT at once, if it would have to wait */
+    /* Of each array of the lists, the bytes that the bracket uses; NULL: all. Then an array may be
+     * there several times, with ranges that do not overlap. */
+    const struct caid_range *read_ranges;
+    const struct caid_range *write_ranges;
 };
 
 /* Begins to use arrays on a stream: all of them at once, in one message. Many brackets may read an
- * array, or one writes it; who comes first is served first. Waits, on the host, until those that it
+ * array, or one writes it; who comes first is served first. Brackets of ranges that do not overlap
+ * go on side by side, and abandon their ranges alone; up to 64 of an array, one more takes all of
+ * it. Waits, on the host, until those that it
  * has to come after have ended; then enqueues on the stream that it waits for their work. What is
  * enqueued there until caid_bracket_end() is the bracket's. Names may be unlinked and published
  * meanwhile; caid_array_close() of an array ends what a bracket has of it, and one that was being
@@ -64,8 +76,8 @@ struct caid_bracket_options {
  * bracket that writes it has ended, or caid_array_discard(). CAID_ERR_DEADLOCK: brackets of this
  * thread (which is to end those that it begins) are in its way, or those of others that wait for
  * this thread. CAID_ERR_TIMEOUT. CAID_ERR_READ_ONLY. CAID_ERR_DEVICE: the stream is of a device
- * that an array is not mapped for. CAID_ERR_INVALID: no stream, or a bad list. CAID_ERR_LIMIT: as
- * many brackets as the uid may have. */
+ * that an array is not mapped for. CAID_ERR_INVALID: no stream, a bad list, or bytes that the array
+ * has not got. CAID_ERR_LIMIT: as many brackets as the uid may have. */
 int caid_bracket_begin(struct caid_client *client, struct caid_bracket **ret,
                        const struct caid_bracket_options *options, struct caid_error *error);
 /* The same in two: start asks, and does not wait. wait waits for the answer, at most timeout_ns,

@@ -405,7 +405,7 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         return _bracket.of_array(self, False, stream, timeout)
 
     def write(self, stream: Any = None, timeout: float | None = None) -> Bracket[Array]:
-        """A bracket in which the array is written: after whoever writes or reads it, and alone.
+        """A bracket in which the array is written: after whoever writes or reads its bytes, and alone.
         A block that is left by an exception leaves the array abandoned. See read(). It takes no data:
         that does copy_from()."""
         return _bracket.of_array(self, True, stream, timeout)

@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Generic
 
 from .. import _caid
+from .._base import _geometry
 from .._base._errors import Error, invalid, unsupported
 from .._base._lifetime import OfProcess
 from .._handoff import _any_stream, _pending, _stream
@@ -23,11 +24,16 @@ else:
 
     _Views = TypeVar("_Views")
 
+_ALL = 1 << 64  # the end of a range that is all of an array
+
 
 class Bracket(OfProcess, Generic[_Views]):
     """A bracket around the use of arrays on a stream: what :meth:`caid.Array.read`, :meth:`caid.Array.write`
     and :meth:`caid.Client.bracket` give. Of all processes' brackets, many may read an array at a time, or one
-    may write it. They get their turns in the order in which they ask.
+    may write it. They get their turns in the order in which they ask. A bracket of a view is one of the bytes
+    from its first to its last: brackets whose bytes do not overlap, as those of ``a[:2]`` and ``a[2:]``, go on
+    side by side. (Columns of a matrix in C order overlap.) An array has up to 64 such ranges at a time; a
+    bracket that finds no place has all of it.
 
     ::
 
@@ -113,8 +119,8 @@ class Bracket(OfProcess, Generic[_Views]):
         DeviceError
             The stream is of a device that an array is not mapped for.
         InvalidError
-            The bracket was begun before; an array to be written is there twice; the stream captures
-            a graph.
+            The bracket was begun before; an array to be read and one to be written overlap; the stream
+            captures a graph.
         LimitError
             As many brackets as the user may have.
         ClosedError, CancelledError
@@ -128,9 +134,13 @@ class Bracket(OfProcess, Generic[_Views]):
             raise invalid(f"{self!r}: a bracket is begun once")
         arrays = self._reads + self._writes
         views = tuple(self._view(array) for array in arrays)
+        reads, read_ranges = _claims(self._reads)
+        writes, write_ranges = _claims(self._writes)
+        ranges = read_ranges + write_ranges
         self._bracket = self._client._begin(
-            _leases(self._reads),
-            _leases(self._writes),
+            reads,
+            writes,
+            ranges if any(ranges) else (),
             0 if self._stream is None else _any_stream.handle(self._stream),
             self._stream,
             self._timeout,
@@ -272,6 +282,36 @@ class Bracket(OfProcess, Generic[_Views]):
 def _leases(arrays):
     """The leases of arrays, each once, since views share one."""
     return tuple(dict.fromkeys(array._memory for array in arrays))
+
+
+def _range(array):
+    """The bytes of its memory that an array lies in: the first, and the one after the last; 0 and _ALL for all,
+    or where it has no elements."""
+    memory, layout = array._memory, array._layout
+    low, high = _geometry.extent(layout.shape, layout.strides, layout.element.itemsize)
+    if layout.shape == memory.shape or low == high:
+        return 0, _ALL
+    at = layout.ptr - memory.ptr
+    return at + low, at + high
+
+
+def _claims(arrays):
+    """The leases of arrays, and two numbers for each, as libcaid has them: the bytes that the arrays lie in.
+    Views whose bytes overlap, or meet, are one range."""
+    spans: dict = {}
+    for array in arrays:
+        spans.setdefault(array._memory, []).append(_range(array))
+    leases: list = []
+    ranges: list = []
+    for memory, those in spans.items():
+        first = len(leases)
+        for low, high in sorted(those):
+            if len(leases) > first and low <= ranges[-1]:
+                ranges[-1] = max(ranges[-1], high)
+            else:
+                leases.append(memory)
+                ranges += low, high
+    return tuple(leases), tuple(number % _ALL for number in ranges)
 
 
 def _check(array, client):

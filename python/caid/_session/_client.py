@@ -298,7 +298,7 @@ class Client(_naming.Naming, Closing):
         stream, timeout
             As for :meth:`caid.Array.read`, with its errors.
         read, write : list of Array
-            Of this client; none that is written is there twice.
+            Of this client; none that is written overlaps with another one.
 
         Returns
         -------
