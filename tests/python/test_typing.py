@@ -127,19 +127,25 @@ def test_readme_and_examples_pass_pyright(programs):
 
 # What a block finds. Both columns of one are in one process, which the second does not know.
 FOUND = """
-import multiprocessing, sys
+import collections, multiprocessing, sys, types
 import numpy as np, numpy, caid
 blocks = [open(name).read() for name in sys.argv[1:]]
 c = caid.connect()
 found = dict(c=c, w=c.ones((4, 3), "f4"), s=c.stream(), weights={"wq": c.ones(2), "wk": c.ones(2)}, numpy=numpy, caid=caid)
 found |= dict(image=np.full((480, 640), 7, "f4"), queue=multiprocessing.get_context("spawn").Queue())
+found |= dict(client=c, address=0, x=np.ones(4), t=np.ones(4), a=c.ones((4, 3)), S=c.zeros(3, [("x", "<f4"), ("y", "<f4")]))
+found |= dict(grid=1, block=1, kernel=collections.defaultdict(lambda: print), use=print, plot=print)
+found |= dict(cs=caid.storage, v=caid.storage.zeros((128, 128, 80), halo=(3, 3, 0), defaults="gt:gpu"))
+found |= dict(model=types.SimpleNamespace(state_dict=lambda: {"a": np.ones(4)}))
+if "weights.open" in blocks[0]:
+    c.publish_many("llama/", {"model.norm.weight": np.ones(4)})
 if "open_many" in blocks[0]:
     c.publish_many("llama/", {str(i): c.empty(8, "|u1") for i in range(10_000)})
 kept = [dict(found) for _ in blocks]
 for block, names in zip(blocks, kept):
     exec(block, names)
 """
-FOREIGN = re.compile(r"import (torch|cupy)|\.torch\(\)")  # tests/gpu has these libraries
+FOREIGN = re.compile(r"import (torch|cupy)|\b(torch|cupy)\.|\.torch\(\)")  # tests/gpu has these libraries
 
 
 def runs(folder, daemon, *programs):
@@ -147,7 +153,7 @@ def runs(folder, daemon, *programs):
     for name, program in zip("ab", programs):
         (folder / f"{name}.py").write_text(program)
     paths = [folder / f"{name}.py" for name, _ in zip("ab", programs)]
-    command = paths if "import caid" in programs[0] else ["-c", FOUND, *paths]
+    command = paths if programs[0].startswith(("import caid, ", '"""')) else ["-c", FOUND, *paths]
     done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{programs[0]}\n{done.stderr}"
     return done.stdout
@@ -155,14 +161,14 @@ def runs(folder, daemon, *programs):
 
 def test_what_the_pages_show_runs(tmp_path):
     n = 0
-    for page in ("README.md", "docs/SHARING.md"):
+    for page in ("README.md", "docs/SHARING.md", "docs/CONSUMERS.md", "docs/STORAGE.md", "docs/WEIGHTS.md"):
         for block in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.M | re.S):
             if FOREIGN.search(block):
                 continue
             n += 1
             with caid.LocalDaemon(driver="soft") as daemon:
                 runs(tmp_path, daemon, *columns(block))
-    assert n > 7
+    assert n > 13
 
 
 def test_readmes_programs_run_as_they_stand_and_again(tmp_path, daemon):
