@@ -37,17 +37,18 @@ struct caid_part_options {
     bool own;  /* the ticket ends with this client, which takes it itself */
 };
 
-/* Puts `offset` bytes into the array, and what follows it there, under a name, as
- * caid_array_publish() does with a whole array. It is an array like any other to those that open
- * it. The memory of the whole stays as long as one of its parts does, also when the array is closed
- * or its process gone; it stays charged to the uid that created the array, and only that one may do
- * this (CAID_ERR_PERMISSION). A part of bytes may begin anywhere, others where caid_create_options
- * says of strides. On failure `gone` is not called. CAID_ERR_READ_ONLY. CAID_ERR_INVALID: it does
- * not lie within the array, or is misaligned there; or that is a part itself. */
+/* Puts a part of the array, which begins `offset` bytes into it, under a name, as
+ * caid_array_publish() does with a whole array. To those that open it, it is an array like any
+ * other. The memory of the whole stays as long as one of its parts does, also when the array is
+ * closed or its process gone; it stays charged to the uid that created the array, and only that one
+ * may do this (CAID_ERR_PERMISSION). A part of bytes may begin anywhere, others where
+ * caid_create_options says of strides. On failure `gone` is not called. CAID_ERR_READ_ONLY.
+ * CAID_ERR_INVALID: it does not lie within the array, or is misaligned there; or the array is a
+ * part itself. */
 int caid_array_publish_part(struct caid_array *array, uint64_t offset, const char *name,
                             const struct caid_part_options *options, uint64_t *ret_generation,
                             struct caid_error *error);
-/* caid_client_dispatch() for `gone` alone, in a thread beside the one that watches. */
+/* Like caid_client_dispatch(), but calls only `gone`: for a thread beside the one that watches. */
 int caid_client_dispatch_parts(struct caid_client *client, struct caid_error *error);
 
 /* ---- arenas ---- */

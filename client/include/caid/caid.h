@@ -76,7 +76,7 @@ enum caid_code {
     CAID_ERR_CLOSED = 67,        /* the array or client was closed */
     CAID_ERR_READ_ONLY = 68,     /* a write to an array opened "r" */
     CAID_ERR_SYSTEM = 69,        /* a system call failed: see the returned errno */
-    CAID_ERR_CORRUPT = 70,       /* an array's descr cannot be: who parses it says so */
+    CAID_ERR_CORRUPT = 70,       /* an array's descr is invalid: from what parses it */
     CAID_ERR_INTERRUPTED = 71,   /* by a signal: the options of caid_connect() say when */
 };
 
@@ -335,12 +335,12 @@ int caid_array_open_companion(struct caid_array *array, struct caid_array **ret,
 
 /* ---- sets ---- */
 
-/* Puts n arrays of one pool under names that change in one step, all or none: each has that of the
- * set, then its key; together at most 255 bytes. The set, an array of no bytes, is under `name`,
- * which ends in "/" (else CAID_ERR_INVALID_NAME); its generation is that of all of them, and its
- * metadata those of the options, which have no companion. What had the name goes, a set with all of
- * its names: who holds that opens its arrays as before. An array may be in several sets, and have a
- * name of its own.
+/* Puts n arrays of one pool under names that change in one step, all or none: each name is the
+ * set's, then the array's key; together at most 255 bytes. The set, an array of no bytes, is under
+ * `name`, which ends in "/" (else CAID_ERR_INVALID_NAME). All names have its generation, and it has
+ * the metadata of the options, which have no companion. What had the name loses it, a set all of
+ * its names; a process that holds that set opens its arrays as before. An array may be in several
+ * sets, and have a name of its own.
  *
  * A set owns all names that begin with its own: others are refused under it, and CAID_ERR_EXISTS
  * says that there is one already. Sets are not nested. A set has 1 to 262,144 arrays, each of which
@@ -365,8 +365,8 @@ int caid_set_open_many(struct caid_array *set, struct caid_array **ret_arrays,
  * before its work on the array is done, the array arrives abandoned. */
 int caid_array_send(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
                     struct caid_error *error);
-/* The same for any number of receivers, who take it with `keep`. It is there until its maker takes
- * it without, and `ticket_ttl` after that has gone. */
+/* The same for any number of receivers, which take it with `keep`. The ticket stays until its maker
+ * takes it without `keep`, or until `ticket_ttl` after its maker has gone. */
 int caid_array_refer(struct caid_array *array, uint8_t ret_ticket[CAID_TICKET_SIZE],
                      struct caid_error *error);
 
@@ -415,18 +415,18 @@ void caid_watch_close(struct caid_watch *watch);
 int caid_unlink(struct caid_client *client, const char *name, const char *pool,
                 struct caid_error *error);
 
-/* Gives an array another name of its pool, at once: nobody sees both names or neither. Who holds it
- * keeps it, as do its metadata and what is said of it ("abandoned"). A name that is taken is
- * CAID_ERR_EXISTS, or with replace goes over as caid_array_publish() has it. The caller need not
- * have the array open; nothing is copied, and no work waited for: what this process writes is
- * published instead. ret_generation: of the new name, or NULL. */
+/* Gives an array another name of its pool, at once: nobody sees both names or neither. Holders keep
+ * it, and it keeps its metadata and its state ("abandoned"). A name that is taken is
+ * CAID_ERR_EXISTS, or with replace given over as by caid_array_publish(). The caller need not have
+ * the array open. Nothing is copied, and no work is waited for: use caid_array_publish() for what
+ * this process writes. ret_generation: of the new name, or NULL. */
 int caid_rename(struct caid_client *client, const char *name, const char *to, const char *pool,
                 bool replace, uint64_t *ret_generation, struct caid_error *error);
 
-/* Gives a name a time to live: when it is over, the daemon unlinks the name, whether or not who
- * asked is still there. Time that the machine sleeps counts (CLOCK_BOOTTIME). It is the name's as
- * long as that shows this array: a rename keeps it, and publishing over the name ends it, unless
- * that gives another one. ttl_ns 0: the name stays. generation: this one and no other
+/* Gives a name a time to live: when it is over, the daemon unlinks the name, whether or not this
+ * process is still there. Time that the machine sleeps counts (CLOCK_BOOTTIME). The time belongs to
+ * the array that has the name: a rename keeps it, and publishing over the name ends it, unless that
+ * gives another one. ttl_ns 0: the name stays. generation: this one and no other
  * (CAID_ERR_STALE), or 0. The pool has to be writable, as for caid_unlink(). ret_generation: of the
  * name, or NULL. */
 int caid_expire(struct caid_client *client, const char *name, const char *pool,
@@ -455,8 +455,8 @@ int caid_set_list(struct caid_array *set,
 int caid_show(struct caid_client *client, const char *name, const char *pool,
               int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
               struct caid_error *error);
-/* Like caid_list() for the arrays that have no name, or have it no more, and who keeps their
- * memory; entry.name is the last name, "" where it never had one. prefix is ignored. */
+/* Like caid_list() for the arrays that never had a name or have none any more, with the holders of
+ * their memory; entry.name is the last name, "" if there was none. prefix is ignored. */
 int caid_unnamed(struct caid_client *client, const struct caid_list_options *options,
                  int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
                  struct caid_error *error);
@@ -465,13 +465,14 @@ int caid_unnamed(struct caid_client *client, const struct caid_list_options *opt
  * without a gap. entry has pool, device and memory in any case, name and the rest for "array",
  * "dead" and "pending". prefix is ignored. state is "array", "creating" (its memory is on its way),
  * "dead" (nobody has it, but work that may use it goes on), "pending" (to be freed), "free",
- * "aside" (free, unless who had it before a restart comes back), or "many" (all that follows the
+ * "aside" (free, unless its user before a restart comes back), or "many" (all that follows the
  * first 2,047 ranges of a block). */
 int caid_ranges(struct caid_client *client, const struct caid_list_options *options,
                 int (*fn)(const struct caid_details *details, void *userdata), void *userdata,
                 struct caid_error *error);
 
-/* Like caid_list(): those of the caller's uid, or all of them for root and the daemon's own. */
+/* Like caid_list() for tickets that nobody has taken: of the caller's uid, or of all for root and
+ * the daemon's own. */
 int caid_tickets(struct caid_client *client,
                  int (*fn)(const struct caid_ticket *ticket, void *userdata), void *userdata,
                  struct caid_error *error);

@@ -17,14 +17,14 @@
  * How streams wait is the daemon's setting, by device (caid.conf(5)):
  *   "memops"  for values in shared host memory (cuStreamWaitValue64()).
  *   "host"    where the device lacks that: what a wait is said to enqueue, the host waits for.
- *   "events"  for inter-process events, between processes of one uid (else as "host"). The
- *             only ones to hang when a process is killed that they wait for.
+ *   "events"  for inter-process events, between processes of one uid (else as "host"). Only
+ *             these streams hang when a process is killed that they wait for.
  * A stream that has signalled or waited takes page-locked memory until this process exits: 4 KiB
  * for each page of 16 streams of a client of this or another process, and for each timeline.
  *
- * When a process dies, the daemon lets go who waits for it; without a daemon they hang. Where the
- * CUDA context dies that was to signal, its client lets them go, if it is a device's primary
- * context, or one that it finds dead in a call. caid_client_close() abandons what open brackets of
+ * When a process dies, the daemon ends the waits for it; without a daemon they hang. When a CUDA
+ * context dies that was to signal, its client ends the waits, if it is a device's primary context,
+ * or one that the client finds dead in a call. caid_client_close() abandons what open brackets of
  * the client were writing, ends those that read, and gives up those that have not begun; a signal
  * ends each, so that others come after what the streams have yet to do. One that another thread is
  * just beginning stays until the process exits.
