@@ -122,6 +122,7 @@ def test_an_example_stops_with_one_line(tmp_path, library, name, is_there):
     [
         ("camera", ["5"], r"(a viewer saw \d+ of \d+ frames\n){2}the recorder has all \d+ frames\n"),
         ("halo_exchange", ["20"], "20 steps on the (host|GPU): the spread went .*\n"),
+        ("rl_batch", ["12"], r"12 rounds of 8 actors took .* s: the policy is off by 0\.0.*\n.* 4\.8 s\n"),
         ("storage_processes", ["20"], "20 steps in two processes: the spread went .*\n"),
         ("train_torch", [], r"loss 0\.0.*, published as version 1\n"),
     ],
