@@ -48,16 +48,28 @@ function(_caid_add_gpu_test name environment)
     LABELS gpu RESOURCE_LOCK gpu)
 endfunction()
 
+# What sources that are compiled for Criterion need.
+function(_caid_set_up_test name libs)
+  # Criterion's own macros are not clean under our warnings.
+  target_compile_options(${name} PRIVATE -Wno-conversion -Wno-cast-qual -Wno-shadow)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${name} PUBLIC ${libs} PkgConfig::CRITERION Threads::Threads)
+endfunction()
+
+# caid_test_library(NAME sources... [LIBS ...]): what several tests have in common, compiled once.
+function(caid_test_library name)
+  cmake_parse_arguments(ARG "" "" "LIBS" ${ARGN})
+  add_library(${name} STATIC ${ARG_UNPARSED_ARGUMENTS})
+  _caid_set_up_test(${name} "${ARG_LIBS}")
+endfunction()
+
 # caid_test(NAME sources... [LIBS ...] [SERIAL] [GPU]): a Criterion program. SERIAL: its bodies run
 # one at a time, and no other test beside them.
 function(caid_test name)
   cmake_parse_arguments(ARG "SERIAL;GPU" "" "LIBS" ${ARGN})
   add_executable(${name} ${ARG_UNPARSED_ARGUMENTS})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  # Criterion's own macros are not clean under our warnings.
-  target_compile_options(${name} PRIVATE -Wno-conversion -Wno-cast-qual -Wno-shadow)
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  target_link_libraries(${name} PRIVATE ${ARG_LIBS} PkgConfig::CRITERION Threads::Threads)
+  _caid_set_up_test(${name} "${ARG_LIBS}")
   if(ARG_SERIAL)
     _caid_add_test(${name} "${ARG_GPU}" "${CAID_TEST_ENV}" ${name} --jobs=1)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
