@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Diffusion on a ring that lies in two storages, of a process each. Before each step a process fetches its halo
-from the other's storage, by its name; then the same on one array, to compare. Needs a daemon, and no CuPy.
+from the other's storage, by its name; then the same on one array, to compare. Needs no CuPy.
 
 usage: storage_processes.py [STEPS]
 """
@@ -66,4 +66,6 @@ def main(steps: int = 100) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    with caid.LocalDaemon() as daemon:
+        os.environ.update(daemon.env)  # where storages are made, and looked for
+        main(*map(int, sys.argv[1:]))
