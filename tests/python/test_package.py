@@ -68,18 +68,23 @@ EXTRAS = """
 import sys
 sys.modules[sys.argv[1]] = None  # as if it were not installed
 try:
-    __import__(sys.argv[2])
+    exec(sys.argv[2])
 except ImportError as e:
     print(e)
 """
 
 
 @pytest.mark.parametrize(
-    "lacking, module, extra",
-    [("numpy", "caid.weights", "weights"), ("numpy", "caid.storage", "numpy"), ("prometheus_client", "caid.exporter", "exporter")],
+    "lacking, program, extra",
+    [
+        ("numpy", "import caid.weights", "weights"),
+        ("numpy", "import caid.storage", "numpy"),
+        ("numpy", "import caid\nwith caid.LocalDaemon(driver='soft') as d, d.connect() as c, c.zeros(3) as a: a.copy_to_host()", "numpy"),
+        ("prometheus_client", "import caid.exporter", "exporter"),
+    ],
 )
-def test_what_is_missing_is_told_with_its_extra(lacking, module, extra):
-    done = subprocess.run([sys.executable, "-c", EXTRAS, lacking, module], capture_output=True, text=True)
+def test_what_is_missing_is_told_with_its_extra(lacking, program, extra):
+    done = subprocess.run([sys.executable, "-c", EXTRAS, lacking, program], capture_output=True, text=True)
     assert done.stdout.endswith(f"pip install 'caid[{extra}]'" + (" (Debian: python3-prometheus-client)\n" * (extra == "exporter") or "\n"))
     root = pathlib.Path(__file__).resolve().parents[2]
     assert f"\n{extra} = [" in (root / "pyproject.toml").read_text() and f"caid[{extra}]" in (root / "README.md").read_text("utf-8")

@@ -101,8 +101,10 @@ def named(name):
 
 def numpy():
     """NumPy, imported when first needed."""
-    import numpy
-
+    try:
+        import numpy
+    except ModuleNotFoundError as e:
+        raise ModuleNotFoundError("this needs NumPy: pip install 'caid[numpy]'", name="numpy") from e
     return numpy
 
 
