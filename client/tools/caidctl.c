@@ -9,6 +9,7 @@
 
 #include "ctl.h"
 #include "format.h"
+#include "report.h"
 
 #define COUNT_MAX 1000000
 
@@ -33,6 +34,9 @@ enum ctl_option {
     OPT_TICKETS = 1 << 17,
     OPT_PID = 1 << 18,
     OPT_GONE = 1 << 19,
+    OPT_SORT = 1 << 20,
+    OPT_BATCH = 1 << 21,
+    OPT_B = 1 << 22, /* -b, which is --batch where that is, else --bytes */
 };
 
 struct verb {
@@ -45,10 +49,12 @@ struct verb {
 
 static const struct verb verbs[] = {
     {"status", verb_status, 0, 0, OPT_BYTES, false},
-    {"list", verb_list, 0, 1, OPT_ALL | OPT_POOL | OPT_LONG | OPT_BYTES | OPT_LOST, false},
-    {"show", verb_show, 0, 1, OPT_POOL | OPT_BYTES | OPT_UNNAMED | OPT_TICKETS, false},
+    {"list", verb_list, 0, 1, OPT_ALL | OPT_POOL | OPT_LONG | OPT_BYTES | OPT_LOST | OPT_SORT,
+     false},
+    {"show", verb_show, 0, 1, OPT_POOL | OPT_BYTES | OPT_UNNAMED | OPT_TICKETS | OPT_SORT,
+     false},
     {"map", verb_map, 0, 0, OPT_POOL | OPT_BYTES | OPT_SVG, false},
-    {"top", verb_top, 0, 0, OPT_BYTES | OPT_COUNT | OPT_DELAY | OPT_D, false},
+    {"top", verb_top, 0, 0, OPT_BYTES | OPT_BATCH | OPT_COUNT | OPT_DELAY | OPT_D, false},
     {"stat", verb_stat, 0, 1, OPT_BYTES | OPT_COUNT, false},
     {"pools", verb_pools, 0, 0, OPT_BYTES, false},
     {"users", verb_users, 0, 0, OPT_BYTES, false},
@@ -110,13 +116,15 @@ static const char usage[] =
     "  -j, --json           for programs\n"
     "  -p, --pool=POOL      that pool, not your own (list, show, timelines, unlink, watch);\n"
     "                       only that pool (map, monitor)\n"
-    "  -b, --bytes          exact sizes (all but monitor, ping, timelines, unlink, version, watch)\n"
+    "  -b, --batch          text, not a screen, look by look (top)\n"
+    "      --bytes          exact sizes; -b says it, too, but of top (all but monitor, ping, timelines, unlink, version, watch)\n"
     "  -a, --all            every pool that may be read (list, timelines)\n"
     "  -u, --unnamed        arrays without a name and the processes that keep them (show)\n"
     "      --tickets        arrays that were sent and nobody has taken (show)\n"
     "  -d, --device=DEVICE  only that device, an index or a UUID (flush)\n"
     "  -l, --long           more columns (list)\n"
     "      --lost           names whose arrays did not come back from an earlier daemon (list)\n"
+    "      --sort=KEY       by size, leases, age, published, opened or held, largest first (list, show -u)\n"
     "      --prefix=PREFIX  all names that start with it (unlink)\n"
     "      --svg=PATH       write the picture to a file for a browser (map)\n"
     "  -f, --ignore-missing a missing name is no failure (unlink)\n"
@@ -136,7 +144,7 @@ static const char usage[] =
 
 static const struct option long_options[] = {
     {"socket", required_argument, NULL, 's'}, {"json", no_argument, NULL, 'j'},
-    {"bytes", no_argument, NULL, 'b'},        {"pool", required_argument, NULL, 'p'},
+    {"bytes", no_argument, NULL, 'B'},        {"pool", required_argument, NULL, 'p'},
     {"all", no_argument, NULL, 'a'},          {"long", no_argument, NULL, 'l'},
     {"unnamed", no_argument, NULL, 'u'},      {"device", required_argument, NULL, 'E'},
     {"delay", required_argument, NULL, 'D'},  {"count", required_argument, NULL, 'c'},
@@ -146,7 +154,8 @@ static const struct option long_options[] = {
     {"undo", no_argument, NULL, 'U'},         {"uid", required_argument, NULL, 'I'},
     {"method", required_argument, NULL, 'M'}, {"svg", required_argument, NULL, 'S'},
     {"tickets", no_argument, NULL, 'T'},      {"pid", required_argument, NULL, 'i'},
-    {"gone", no_argument, NULL, 'G'},         {0},
+    {"gone", no_argument, NULL, 'G'},         {"sort", required_argument, NULL, 'O'},
+    {"batch", no_argument, NULL, 'H'},        {0},
 };
 
 static int
@@ -188,7 +197,9 @@ parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool 
         switch (c) {
         case 's': ctl->socket = optarg; break;
         case 'j': ctl->json = true; break;
-        case 'b': *ret_given |= OPT_BYTES, ctl->bytes = true; break;
+        case 'b': *ret_given |= OPT_B; break;
+        case 'B': *ret_given |= OPT_BYTES; break;
+        case 'H': *ret_given |= OPT_BATCH; break;
         case 'p': *ret_given |= OPT_POOL, ctl->pool = optarg; break;
         case 'a': *ret_given |= OPT_ALL, ctl->all = true; break;
         case 'l': *ret_given |= OPT_LONG, ctl->long_ = true; break;
@@ -204,6 +215,7 @@ parse_options(struct ctl *ctl, int argc, char **argv, unsigned *ret_given, bool 
         case 'I': *ret_given |= OPT_UID, ctl->uid = optarg; break;
         case 'T': *ret_given |= OPT_TICKETS, ctl->tickets = true; break;
         case 'i': *ret_given |= OPT_PID, ctl->pid = optarg; break;
+        case 'O': *ret_given |= OPT_SORT, ctl->sort = optarg; break;
         case 'G': *ret_given |= OPT_GONE, ctl->gone = true; break;
         case 'M': *ret_given |= OPT_METHOD, ctl->method = optarg; break;
         case 'f': *ret_given |= OPT_IGNORE, ctl->ignore_missing = true; break;
@@ -234,6 +246,12 @@ check_usage(const struct ctl *ctl, const struct verb *verb, unsigned given, int 
         return bad_usage(verb->name, "--force and --undo exclude each other");
     if (ctl->svg && ctl->json)
         return bad_usage(verb->name, "--svg and --json exclude each other");
+    if (ctl->sort && ctl->json)
+        return bad_usage(verb->name, "--sort and --json exclude each other");
+    if (ctl->sort && (ctl->lost || ctl->tickets || (verb->run == verb_show && !ctl->unnamed)))
+        return bad_usage(verb->name, "--sort is for list and show --unnamed");
+    if (ctl->sort && !report_can_sort(ctl->sort, ctl->unnamed))
+        return bad_usage(ctl->sort, "not size, leases, age, published, opened, or held (show)");
     if ((ctl->unnamed || ctl->tickets) && n_args > 0)
         return bad_usage(verb->name,
                          "--unnamed, --tickets and the name of an array exclude each other");
@@ -310,6 +328,10 @@ main(int argc, char **argv)
         return bad_usage(name, "no such verb");
     if (argc > 0)
         argc--, argv++;
+    if (given & OPT_B)
+        given ^= OPT_B | (verb->options & OPT_BATCH ? OPT_BATCH : OPT_BYTES);
+    ctl.bytes = given & OPT_BYTES;
+    ctl.batch = given & OPT_BATCH;
     status = check_usage(&ctl, verb, given, argc);
     if (status == CTL_OK)
         status = run_with_json(&ctl, verb, argc, argv);

@@ -30,8 +30,10 @@ struct ctl {
     const char *method;  /* --method, or NULL */
     const char *svg;     /* --svg, or NULL */
     const char *delay;   /* --delay, or NULL */
+    const char *sort;    /* --sort, or NULL */
     const char *pid;     /* --pid, or NULL */
-    bool json, bytes, all, long_, unnamed, tickets, gone, ignore_missing, lost, force, undo;
+    bool json, bytes, batch, all, long_, unnamed, tickets, gone, ignore_missing, lost, force,
+        undo;
     uint32_t count;      /* --count, or 0 */
     uint64_t n_unlinked; /* names that unlink has removed */
     bool is_quiet;       /* ctl_failed() prints nothing */

@@ -195,15 +195,63 @@ entry_headings(const struct ctl *ctl)
 {
     if (ctl->long_)
         return "device_uuid= use= abandoned= ttl_ns= members= of_set= sets= pool " ENTRY
-               "readers writers waiting state parts device generation uid=USER *";
+               "readers writers waiting state parts device generation uid=USER age_ns=AGE "
+               "published_ns=PUBLISHED opened_ns=OPENED *";
     return ctl->all ? "pool " ENTRY "use" : ENTRY "use";
 }
 
+/* What tables are sorted by: of an entry, but for `held`, which is its holder's. */
+static const struct sort_key {
+    const char *name;
+    size_t at;
+} sort_keys[] = {
+    {"size", offsetof(struct caid_entry, nbytes)},
+    {"leases", offsetof(struct caid_entry, leases)},
+    {"age", offsetof(struct caid_entry, age_ns)},
+    {"published", offsetof(struct caid_entry, published_ns)},
+    {"opened", offsetof(struct caid_entry, opened_ns)},
+    {"held", SIZE_MAX},
+};
+
+static const struct sort_key *
+find_sort_key(const char *name)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(sort_keys); i++)
+        if (strcmp(sort_keys[i].name, name) == 0)
+            return &sort_keys[i];
+    return NULL;
+}
+
+bool
+report_can_sort(const char *by, bool has_holders)
+{
+    const struct sort_key *key = find_sort_key(by);
+
+    return key && (has_holders || key->at != SIZE_MAX);
+}
+
+/* What has not been opened comes before what was long ago. held_ns: of the holder. */
+static void
+add_sort_key(const struct listing *listing, const struct caid_entry *e, uint64_t held_ns)
+{
+    const struct sort_key *key = listing->ctl->sort ? find_sort_key(listing->ctl->sort) : NULL;
+    uint64_t value = held_ns;
+
+    if (!key)
+        return;
+    if (key->at != SIZE_MAX)
+        memcpy(&value, (const char *)e + key->at, sizeof(value));
+    if (key->at == offsetof(struct caid_entry, opened_ns) && value == 0)
+        value = UINT64_MAX;
+    table_key(listing->table, value);
+}
+
 static int
-entry_row(const void *record, void *listing)
+entry_row(const void *record, void *userdata)
 {
     const struct caid_entry *e = record;
-    const struct ctl *ctl = ((const struct listing *)listing)->ctl;
+    struct listing *listing = userdata;
+    const struct ctl *ctl = listing->ctl;
     if (!is_listed(ctl, e->name))
         return 0;
     _cleanup_free_ char *use = report_use(e);
@@ -212,6 +260,8 @@ entry_row(const void *record, void *listing)
                                   .state = e->abandoned ? "abandoned" : "-",
                                   .use = use};
 
+    if (!ctl->json)
+        add_sort_key(listing, e, 0);
     return listing_add(&row, listing);
 }
 
@@ -287,8 +337,11 @@ report_holder(const struct caid_holder *holder)
         holder->pid ? format_text("pid %" PRIu64, holder->pid)
                     : format_text("%s", "a process in another pid namespace");
 
-    return format_text("%s of %s, %s%s%s%s%s%s", process, user, holder->readonly ? "r" : "rw",
-                       holder->client ? ", " : "", holder->client ? holder->client : "",
+    _cleanup_free_ char *age = format_duration(holder->age_ns);
+
+    return format_text("%s of %s, %s for %s%s%s%s%s%s", process, user,
+                       holder->readonly ? "r" : "rw", age, holder->client ? ", " : "",
+                       holder->client ? holder->client : "",
                        holder->hung_up && !holder->sent ? ", hung up and not exited" : "",
                        holder->sent ? ", sent and not taken" : "", use);
 }
@@ -297,18 +350,23 @@ report_holder(const struct caid_holder *holder)
 
 /* A row for each process, since people look for processes here. */
 static const struct column unnamed_columns[] = {
-    {"PID", true},        {"USER", false},   {"CLIENT", false},
-    {"MODE", false},      {"POOL", false},   {"LAST NAME", false},
-    {"GENERATION", true}, {"MEMORY", false}, {"SIZE", true},
+    {"PID", true},   {"USER", false},      {"CLIENT", false},    {"MODE", false},
+    {"POOL", false}, {"LAST NAME", false}, {"GENERATION", true}, {"MEMORY", false},
+    {"SIZE", true},  {"HELD", true},
 };
 
 static void
-add_entry(const struct listing *listing, const struct caid_entry *e)
+add_entry(const struct listing *listing, const struct caid_entry *e, uint64_t held_ns)
 {
     const struct fields fields =
         record_fields(&answer_entry, NULL, "pool name=LAST_NAME generation memory nbytes=SIZE");
 
     record_row(listing->ctl, fields.v, e, listing->table);
+    if (held_ns)
+        table_add(listing->table, "%.3f s", (double)held_ns / 1e9);
+    else
+        table_add(listing->table, "-");
+    add_sort_key(listing, e, held_ns);
 }
 
 /* Adds a row: who keeps the array, then the array itself. */
@@ -325,7 +383,7 @@ static void PRINTF(4, 5)
     table_add(listing->table, "%s", user);
     table_add(listing->table, "%s", what);
     table_add(listing->table, "-");
-    add_entry(listing, e);
+    add_entry(listing, e, 0);
 }
 
 /* Adds rows for what keeps the array beside the listed holders: holders that a packet had no room
@@ -369,7 +427,7 @@ unnamed_row(const struct caid_details *d, void *userdata)
                   : holder->hung_up  ? "gone"
                   : holder->readonly ? "r"
                                      : "rw");
-        add_entry(listing, d->entry);
+        add_entry(listing, d->entry, holder->age_ns);
     }
     unnamed_rest(listing, d);
     return 0;

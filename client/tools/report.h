@@ -42,6 +42,9 @@ int report_end(struct ctl *ctl, int status, const struct table *table);
 
 /* ---- pieces ---- */
 
+/* Whether arrays can be sorted by that: "size", "age", ...; by who holds them, too. */
+bool report_can_sort(const char *by, bool has_holders);
+
 /* The list options that the command line asks for. */
 struct caid_list_options report_options(const struct ctl *ctl);
 

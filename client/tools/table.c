@@ -21,6 +21,7 @@ table_deinit(struct table *table)
     for (size_t i = 0; i < table->n_cells; i++)
         free(table->cells[i]);
     free(table->cells);
+    free(table->keys);
 }
 
 static void
@@ -96,10 +97,44 @@ write_cell(const struct table *table, size_t column, const char *text, size_t co
 }
 
 void
+table_key(struct table *table, uint64_t key)
+{
+    table->keys = reallocarray(table->keys, table->n_keys + 1, sizeof(table->keys[0]));
+    if (!table->keys)
+        out_of_memory();
+    table->keys[table->n_keys++] = key;
+}
+
+static int
+by_key(const void *a, const void *b, void *keys_)
+{
+    const uint64_t *keys = keys_;
+    size_t x = *(const size_t *)a, y = *(const size_t *)b;
+
+    return keys[x] != keys[y] ? (keys[x] < keys[y] ? 1 : -1) : (x > y) - (x < y);
+}
+
+/* The numbers of the rows in the order in which they are written. */
+static size_t *
+rows_in_order(const struct table *table)
+{
+    size_t n = table->n_cells / table->n_columns, *rows = calloc(n + 1, sizeof(*rows));
+
+    if (!rows)
+        out_of_memory();
+    for (size_t i = 0; i < n; i++)
+        rows[i] = i;
+    if (n > 0 && table->n_keys == n)
+        qsort_r(rows, n, sizeof(*rows), by_key, table->keys);
+    return rows;
+}
+
+void
 table_write(const struct table *table, bool heads, FILE *out)
 {
     size_t n = table->n_columns;
     _cleanup_free_ size_t *widths = calloc(n, sizeof(*widths));
+    _cleanup_free_ size_t *rows = rows_in_order(table);
 
     if (!widths)
         out_of_memory();
@@ -108,7 +143,7 @@ table_write(const struct table *table, bool heads, FILE *out)
     for (size_t c = 0; heads && c < n; c++)
         write_cell(table, c, table->columns[c].head, widths[c], out);
     for (size_t i = 0; i < table->n_cells; i++)
-        write_cell(table, i % n, table->cells[i], widths[i % n], out);
+        write_cell(table, i % n, table->cells[rows[i / n] * n + i % n], widths[i % n], out);
 }
 
 void

@@ -24,6 +24,8 @@ struct table {
     size_t n_columns;
     char **cells; /* row by row */
     size_t n_cells, capacity;
+    uint64_t *keys; /* of the first rows, or NULL */
+    size_t n_keys;
 };
 
 /* n_columns: at most TABLE_COLUMNS_MAX. */
@@ -37,6 +39,10 @@ void table_fact(struct table *table, const char *name, const char *fmt, ...) PRI
 /* Adds the next cell; after the last one of a row, the first of the next. Out of memory ends the
  * program. */
 void table_add(struct table *table, const char *fmt, ...) PRINTF(2, 3);
+
+/* Gives the last row a key: rows are written by falling keys, and those with equal ones in their
+ * order. All rows have one, or none has. */
+void table_key(struct table *table, uint64_t key);
 
 /* With or without the line of heads. */
 void table_write(const struct table *table, bool heads, FILE *out);

@@ -20,6 +20,15 @@ details_json(struct ctl *ctl, const struct caid_details *d)
 }
 
 static void
+details_age(struct table *table, const char *what, uint64_t age_ns)
+{
+    _cleanup_free_ char *age = format_duration(age_ns);
+
+    if (age_ns)
+        table_fact(table, what, "%s ago", age);
+}
+
+static void
 details_array(const struct ctl *ctl, struct table *table, const struct caid_details *d)
 {
     const struct caid_entry *e = d->entry;
@@ -57,6 +66,9 @@ details_array(const struct ctl *ctl, struct table *table, const struct caid_deta
     if (e->of_set)
         table_fact(table, "set", "it changes with the names of one");
     table_fact(table, "created by", "%s, generation %" PRIu64, user, e->generation);
+    details_age(table, "created", e->age_ns);
+    details_age(table, "published", e->published_ns);
+    details_age(table, "opened", e->opened_ns);
 }
 
 static void

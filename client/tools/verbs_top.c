@@ -20,8 +20,9 @@
 
 /* What a process holds in a pool. */
 struct holding {
-    char *pool, *client, *age;
+    char *pool, *client, *age, *held;
     uint64_t pid, arrays, bytes, reading, writing, waiting, age_ns;
+    uint64_t held_ns; /* of the lease that it has had longest */
     uint32_t uid;
 };
 
@@ -31,6 +32,7 @@ static const struct field holding_fields[] = {
     FIELD(UID, holding, uid, NULL, "USER"),
     FIELD(TEXT, holding, client, NULL, "CLIENT"),
     FIELD(TEXT, holding, age, NULL, "AGE"),
+    FIELD(TEXT, holding, held, NULL, "HELD"),
     FIELD(COUNT, holding, arrays, NULL, "ARRAYS"),
     FIELD(BYTES, holding, bytes, NULL, "SIZE"),
     FIELD(COUNT, holding, reading, NULL, "READS"),
@@ -145,6 +147,7 @@ add_array(const struct caid_details *d, void *userdata)
         const struct caid_holder *h = d->holders[i];
         struct holding *row = get_holding(look, d->entry->pool, h);
         row->arrays++;
+        row->held_ns = h->age_ns > row->held_ns ? h->age_ns : row->held_ns;
         row->bytes += d->entry->nbytes;
         row->reading += h->reading;
         row->writing += h->writing;
@@ -162,9 +165,14 @@ in_order(const void *a, const void *b)
 {
     const struct holding *x = *(struct holding *const *)a, *y = *(struct holding *const *)b;
     int by_age = (x->age_ns < y->age_ns) - (x->age_ns > y->age_ns);
+    int by_held = (x->held_ns < y->held_ns) - (x->held_ns > y->held_ns);
     int by_size = (x->bytes < y->bytes) - (x->bytes > y->bytes);
     int by_pid = (x->pid > y->pid) - (x->pid < y->pid);
-    int c = sort_key == 's' ? by_size : sort_key == 'a' ? by_age : sort_key == 'i' ? by_pid : 0;
+    int c = sort_key == 's'   ? by_size
+            : sort_key == 'a' ? by_age
+            : sort_key == 'h' ? by_held
+            : sort_key == 'i' ? by_pid
+                              : 0;
 
     return c ? c : compare(x, y);
 }
@@ -178,8 +186,10 @@ add_processes(struct look *look, int sort)
     if (look->n > 0)
         qsort(look->rows, look->n, sizeof(look->rows[0]), in_order);
     record_columns(holding_fields, &table);
-    for (size_t i = 0; i < look->n; i++)
+    for (size_t i = 0; i < look->n; i++) {
+        look->rows[i]->held = format_duration(look->rows[i]->held_ns);
         record_row(look->ctl, holding_fields, look->rows[i], &table);
+    }
     fputc('\n', look->out);
     table_write(&table, true, look->out);
 }
@@ -192,6 +202,7 @@ holding_free(void *userdata)
     free(holding->pool);
     free(holding->client);
     free(holding->age);
+    free(holding->held);
     free(holding);
 }
 
@@ -329,7 +340,8 @@ put_line(int row, const char *line, int attributes)
 static void
 draw(struct top *top, bool is_old)
 {
-    static const char help[] = "q quit  sort by: p pool  i process  a age  s size  up, down";
+    static const char help[] =
+        "q quit  sort by: p pool  i process  a age  h held  s size  up, down";
     _cleanup_free_ char *text = format_text("%s", top->text);
     char *rest = text, *line;
     size_t i = 0;
@@ -351,6 +363,7 @@ take_key(struct top *top, int key)
     case 'p':
     case 'i':
     case 'a':
+    case 'h':
     case 's': top->sort = key; break;
     case KEY_DOWN: top->first++; break;
     case KEY_UP: top->first -= top->first > 0; break;
@@ -378,6 +391,25 @@ top_run(struct top *top, int delay_ms)
     return CTL_OK;
 }
 
+/* Prints looks one after the other, for files and pipes. */
+static int
+top_batch(struct top *top, double delay_s)
+{
+    const struct timespec delay = {.tv_sec = (time_t)delay_s,
+                                   .tv_nsec =
+                                       (long)((delay_s - (double)(time_t)delay_s) * 1e9)};
+
+    for (uint32_t n = 0; !ferror(stdout); nanosleep(&delay, NULL)) {
+        if (refresh_text(top) < 0)
+            return ctl_failed(top->ctl, "top");
+        printf("%s%s", n > 0 ? "\n" : "", top->text);
+        fflush(stdout);
+        if (++n == top->ctl->count)
+            break;
+    }
+    return CTL_OK; /* main() reports an error of stdout at the end */
+}
+
 int
 verb_top(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 {
@@ -386,9 +418,14 @@ verb_top(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 
     if (ctl->delay && !ctl_seconds(ctl->delay, &delay))
         return CTL_LOCAL;
+    if (ctl->batch && !ctl->json) {
+        int batch = top_batch(&top, delay);
+        free(top.text);
+        return batch;
+    }
     SCREEN *screen = isatty(STDOUT_FILENO) ? newterm(NULL, stdout, stdin) : NULL;
     if (!screen || ctl->json) {
-        ctl_complain("top", "needs a terminal, and has no --json; see caidctl stat");
+        ctl_complain("top", "needs a terminal or --batch, and has no --json; see caidctl stat");
         return CTL_LOCAL;
     }
     cbreak();

@@ -179,6 +179,7 @@ array_charge(struct core *core, struct user *user, struct array *array,
         return rc;
     }
     array->id = ++core->next_array;
+    array->made = stamp_now(core);
     persist_id(core, array->id);
     array_count(core, array, true);
     return 0;
@@ -212,6 +213,7 @@ array_insert_name(struct core *core, struct array *array)
 {
     RB_INSERT(names, &array->pool->names, array);
     array->named = true;
+    array->published = stamp_now(core);
     array->pool->n_names++;
     core->n_names++;
 }

@@ -55,6 +55,7 @@ struct array { /* kept small: there may be a million */
     uint32_t n_departed; /* of departed connections */
     uint32_t record; /* its place in the journal, in units of 8 bytes; 0: it is not recorded */
     uint32_t n_sets; /* the number of set members that keep it */
+    uint32_t made, published, opened; /* stamps; after a restart they begin anew */
     uint16_t device, n_descr;
     uint8_t kind, ndim, n_name, n_typestr;
     bool named : 1, creating : 1, pending : 1, mapped : 1, has_strides : 1;

@@ -16,6 +16,7 @@ add_to_array(struct core *core, struct lease *lease, struct array *array)
     lease->array = array;
     LIST_INSERT_HEAD(&array->leases, lease, of_array);
     array->n_leases++;
+    lease->made = array->opened = stamp_now(core);
     core->n_leases++;
     metrics_count(lease->charge.user, COUNT_LEASES, 1);
 }

@@ -22,6 +22,7 @@ struct lease {
     LIST_HEAD(, claim) claims;
     bool readonly;
     bool departed; /* counted in array->n_departed */
+    uint32_t made; /* a stamp, in what would be padding */
 };
 
 RB_PROTOTYPE(leases, lease, node, )

@@ -119,6 +119,8 @@ publication_commit(struct core *core, struct publication *p, struct array *array
     array->generation = generation;
     if (old != array)
         array_insert_name(core, array);
+    else
+        array->published = stamp_now(core);
     if (p->metadata) {
         text_free(array->metadata);
         array->metadata = TAKE_PTR(p->metadata);

@@ -53,6 +53,9 @@ entry_record(const struct core *core, const struct array *array)
         .ttl_ns = expiry_left_ns(core, array),
         .members = array->is_set ? array->set->n : 0,
         .sets = array->n_sets,
+        .age_ns = stamp_age_ns(core, array->made),
+        .published_ns = array->named ? stamp_age_ns(core, array->published) : 0,
+        .opened_ns = stamp_age_ns(core, array->opened),
     };
 }
 
@@ -66,6 +69,7 @@ member_record(const struct core *core, const struct array *set, const struct arr
     record.name = name;
     record.generation = set->generation;
     record.of_set = true;
+    record.published_ns = stamp_age_ns(core, set->published);
     return record;
 }
 
@@ -193,7 +197,7 @@ HANDLER(on_list)
 /* ---- show ---- */
 
 static struct msg_holder
-holder_record(const struct lease *lease)
+holder_record(const struct core *core, const struct lease *lease)
 {
     const struct ticket *ticket = lease->conn ? NULL : ticket_of_lease(lease);
     const struct conn *conn = ticket ? ticket->conn : lease->conn;
@@ -205,6 +209,7 @@ holder_record(const struct lease *lease)
         .readonly = lease->readonly,
         .hung_up = !conn || conn->departed,
         .sent = ticket,
+        .age_ns = stamp_age_ns(core, lease->made),
     };
 
     LIST_FOREACH(claim, &lease->claims, of_lease) {
@@ -218,14 +223,14 @@ holder_record(const struct lease *lease)
 
 /* Fills in as many as there is room for. */
 static uint32_t
-fill_holders(const struct array *array, struct room *room, struct msg_holder *holders,
-             uint32_t max)
+fill_holders(const struct core *core, const struct array *array, struct room *room,
+             struct msg_holder *holders, uint32_t max)
 {
     const struct lease *lease;
     uint32_t n = 0;
 
     LIST_FOREACH(lease, &array->leases, of_array) {
-        struct msg_holder record = holder_record(lease);
+        struct msg_holder record = holder_record(core, lease);
         if (n == max || !room_take(room, msg_holder_size(&record), 0))
             break;
         holders[n++] = record;
@@ -283,7 +288,7 @@ HANDLER(on_show)
                       : entry_record(core, named.array);
     result = show_record(named.array, &entry);
     if (room_take(&room, show_bytes(&result), 0))
-        result.n_holders = fill_holders(named.array, &room, holders, HOLDERS_MAX);
+        result.n_holders = fill_holders(core, named.array, &room, holders, HOLDERS_MAX);
     result.holders = holders;
     send_result(core, conn, id, MSG_SHOW, &result, NULL, 0);
     return 0;
@@ -316,7 +321,7 @@ unnamed_record(const struct core *core, const struct array *array, struct unname
         .offset = block ? array_offset(array) : 0,
         .companion_of = array->is_companion ? array->companion->id : 0,
         .holders = s->holders,
-        .n_holders = fill_holders(array, &room, s->holders, UNNAMED_HOLDERS),
+        .n_holders = fill_holders(core, array, &room, s->holders, UNNAMED_HOLDERS),
     };
 }
 

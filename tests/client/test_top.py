@@ -94,10 +94,13 @@ def test_what_it_shows(socket, terminal):
     assert re.search(r"^caid \S+, up \d+s: 3 clients, 2 arrays, 0\.0 opens/s, 0\.0 hand-offs/s$", text, re.M)
     assert re.search(r"^device 0 █+·+ caid \d+\.\d MiB, free \d\.\d GiB of 4\.0 GiB$", text, re.M)
     assert r"ann\xe2\x80\xae" in text
-    rows = re.findall(rf"^uid:\S+ +{pid} +\S+ +(\S+) +\d+s +(\d) +(\S+) MiB +0 +0 +0$", text, re.M)
+    rows = re.findall(rf"^uid:\S+ +{pid} +\S+ +(\S+) +\d+s +\d+s +(\d) +(\S+) MiB +0 +0 +0$", text, re.M)
     assert rows == [("bob", "2", "67.0"), ("ann\\xe2\\x80\\xae", "1", "3.0")], "the largest first"
     os.write(top.master, b"p")
     top.wait_for(r"ann\S+ .*\n.* bob ")
+    os.write(top.master, b"h")
+    text = top.wait_for(r" h held ")
+    assert re.search(r"^ *POOL +PID +USER +CLIENT +AGE +HELD +ARRAYS +SIZE ", text, re.M)
     bracket = bob.arrays.pop()
     begun = bob.begin()
     ann_waits = ann.begin(write=True, wait=False)
@@ -112,6 +115,22 @@ def test_what_it_shows(socket, terminal):
     bob.arrays.append(bracket)
     ann.close()
     bob.close()
+
+
+def test_batch(socket):
+    """It needs no terminal, and -b is not --bytes."""
+    client = Client(socket)
+    client.create("a", (3 << 20,), "|u1")
+    done = caidctl("top", "-b", "-n2", "-d0.1", socket=socket)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(re.findall(r"^caid \S+, up ", done.stdout, re.M)) == len(re.findall(r" maker +.* 3\.0 MiB ", done.stdout)) == 2
+    assert "\x1b" not in done.stdout
+    done = caidctl("top", "--batch", "--bytes", "--count=1", socket=socket)
+    assert done.returncode == 0 and re.search(r" maker .* 3145728 ", done.stdout)
+    assert caidctl("top", "-b", "--json", socket=socket).returncode == 1
+    assert caidctl("list", "--batch", socket=socket).returncode == 1
+    assert " 3145728 " in caidctl("list", "-b", socket=socket).stdout
+    client.close()
 
 
 def test_a_narrow_terminal_that_grows(socket, terminal):

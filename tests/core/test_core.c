@@ -6,8 +6,10 @@
 
 #include <errno.h>
 
+#include "books.h"
 #include "caid_test.h"
 #include "refusal.h"
+#include "state.h"
 
 /* ---- lifetime ---- */
 
@@ -638,4 +640,57 @@ CORE_TEST(core, stopping, NULL)
     core_stop(h->core);
     cr_assert_eq(h_create(h, a, NULL, NULL, 1)->error, PROTO_ERR_SHUTDOWN);
     cr_assert_eq(h_request(h, a, MSG_MEMORY_INFO, &memory)->error, PROTO_ERR_SHUTDOWN);
+}
+
+/* ---- ages ---- */
+
+#define SECOND UINT64_C(1000000000)
+
+/* To within a stamp, and never 0. */
+static bool
+is_age(uint64_t ns, uint64_t seconds)
+{
+    return ns > 0 && ns >= seconds * SECOND && ns < seconds * SECOND + (1 << STAMP_SHIFT);
+}
+
+/* Time that the machine sleeps counts. */
+CORE_TEST(core, ages, h_sharing)
+{
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    struct h_reply array = *h_create_now(h, a, "x", NULL, 100);
+    const struct h_reply *shown = h_show(h, b, "x", NULL);
+
+    cr_assert(is_age(shown->entries[0].age_ns, 0) && is_age(shown->entries[0].opened_ns, 0));
+    h_tick(h, 10 * SECOND);
+    h_open(h, b, "x", NULL, "r");
+    h->asleep_ns += 5 * SECOND;
+    shown = h_show(h, b, "x", NULL);
+    cr_assert(is_age(shown->entries[0].age_ns, 15) &&
+              is_age(shown->entries[0].published_ns, 15));
+    cr_assert(is_age(shown->entries[0].opened_ns, 5));
+    cr_assert(is_age(shown->holders[0].age_ns, 5) && is_age(shown->holders[1].age_ns, 15));
+    cr_assert_eq(h_publish(h, a, array.lease, "x")->error, 0, "anew");
+    h_tick(h, SECOND);
+    shown = h_show(h, b, "x", NULL);
+    cr_assert(is_age(shown->entries[0].published_ns, 1) &&
+              is_age(shown->entries[0].age_ns, 16));
+    h_publish(h, a, array.lease, "y");
+    shown = h_show(h, b, "y", NULL);
+    cr_assert(is_age(shown->entries[0].published_ns, 0));
+    h_unlink(h, a, "y", NULL);
+    shown = h_request(h, b, MSG_UNNAMED, &(struct msg_unnamed_params){0});
+    cr_assert_eq(shown->n_entries, 1);
+    cr_assert_eq(shown->entries[0].published_ns, 0, "it has no name");
+    cr_assert(is_age(shown->entries[0].age_ns, 16));
+}
+
+/* They are not recorded. */
+CORE_TEST(core, ages_begin_anew, NULL)
+{
+    h_create_now(h, h_connect(h, 1000, 1000), "x", NULL, 100);
+    h_tick(h, 10 * SECOND);
+    saved_restart(h);
+    const struct h_reply *shown = h_show(h, h_connect(h, 1000, 1000), "x", NULL);
+    cr_assert(is_age(shown->entries[0].age_ns, 0) && is_age(shown->entries[0].published_ns, 0));
+    cr_assert_eq(shown->entries[0].opened_ns, 0);
 }
