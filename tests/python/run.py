@@ -7,7 +7,7 @@ import os
 import sys
 
 if __name__ == "__main__":  # multiprocessing's children import it, too
-    limit_s = int(os.environ.get("CAID_TEST_TIMEOUT", 240))  # of all tests of a file
+    limit_s = int(os.environ.get("CAID_TEST_TIMEOUT", 480))  # of all tests of a file
     faulthandler.dump_traceback_later(limit_s * 5 // 6, exit=True, file=os.dup(2))
 
     import pytest
