@@ -588,9 +588,15 @@ many_brackets(struct core_config *config)
 PARTY_TEST(bracket, too_many_ranges, many_brackets)
 {
     uint64_t brackets[SECTIONS_MAX];
+    const uint64_t two[] = {95, 96, 97, 98};
+    const struct msg_begin_params params = {.bracket = 900,
+                                            .write = LEASES(p->a[2], p->a[2]),
+                                            .write_ranges = {two, 4}};
 
     for (uint64_t i = 0; i < SECTIONS_MAX; i++)
         brackets[i] = begun_range(p, 0, true, i, i + 1);
+    h_begin_as(&p->h, p->conn[2], params);
+    cr_assert_eq(party_error(p, 2), PROTO_ERR_LIMIT, "not all of it twice");
     party_begin_range(p, 1, p->a[1], true, 98, 99);
     cr_assert(party_waits(p, 1));
     for (uint64_t i = 0; i < SECTIONS_MAX; i++) {
