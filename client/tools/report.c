@@ -3,9 +3,11 @@
 
 #include <fnmatch.h>
 #include <inttypes.h>
+#include <search.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "format.h"
 #include "session/query.h"
@@ -231,19 +233,15 @@ report_can_sort(const char *by, bool has_holders)
 }
 
 /* What has not been opened comes before what was long ago. held_ns: of the holder. */
-static void
-add_sort_key(const struct listing *listing, const struct caid_entry *e, uint64_t held_ns)
+static uint64_t
+sort_value(const char *by, const struct caid_entry *e, uint64_t held_ns)
 {
-    const struct sort_key *key = listing->ctl->sort ? find_sort_key(listing->ctl->sort) : NULL;
+    const struct sort_key *key = find_sort_key(by);
     uint64_t value = held_ns;
 
-    if (!key)
-        return;
     if (key->at != SIZE_MAX)
         memcpy(&value, (const char *)e + key->at, sizeof(value));
-    if (key->at == offsetof(struct caid_entry, opened_ns) && value == 0)
-        value = UINT64_MAX;
-    table_key(listing->table, value);
+    return key->at == offsetof(struct caid_entry, opened_ns) && value == 0 ? UINT64_MAX : value;
 }
 
 static int
@@ -260,8 +258,8 @@ entry_row(const void *record, void *userdata)
                                   .state = e->abandoned ? "abandoned" : "-",
                                   .use = use};
 
-    if (!ctl->json)
-        add_sort_key(listing, e, 0);
+    if (ctl->sort)
+        table_key(listing->table, sort_value(ctl->sort, e, 0));
     return listing_add(&row, listing);
 }
 
@@ -348,104 +346,204 @@ report_holder(const struct caid_holder *holder)
 
 /* ---- unnamed arrays ---- */
 
-/* A row for each process, since people look for processes here. */
-static const struct column unnamed_columns[] = {
-    {"PID", true},   {"USER", false},      {"CLIENT", false},    {"MODE", false},
-    {"POOL", false}, {"LAST NAME", false}, {"GENERATION", true}, {"MEMORY", false},
-    {"SIZE", true},  {"HELD", true},
+/* A row for each process, since people look for processes here, and for all that it keeps of one
+ * kind under one last name, or without any: a set's tensors, of which there are thousands, are one.
+ * The first columns are the same in all that a row is of. */
+static const struct column kept_columns[] = {
+    {"PID", true},    {"USER", false},      {"CLIENT", false},    {"MODE", false},
+    {"POOL", false},  {"LAST NAME", false}, {"GENERATION", true}, {"MEMORY", false},
+    {"ARRAYS", true}, {"SIZE", true},       {"HELD", true},
 };
 
-static void
-add_entry(const struct listing *listing, const struct caid_entry *e, uint64_t held_ns)
-{
-    const struct fields fields =
-        record_fields(&answer_entry, NULL, "pool name=LAST_NAME generation memory nbytes=SIZE");
+#define KEPT_SAME 8
 
-    record_row(listing->ctl, fields.v, e, listing->table);
-    if (held_ns)
-        table_add(listing->table, "%.3f s", (double)held_ns / 1e9);
-    else
-        table_add(listing->table, "-");
-    add_sort_key(listing, e, held_ns);
+struct kept {
+    char *cells[KEPT_SAME];
+    uint64_t arrays, bytes;
+    uint64_t held_ns; /* the longest; 0: not by a lease */
+    uint64_t sort;    /* the largest, but of sizes the sum */
+};
+
+/* The userdata of a listing's callback. */
+struct keeping {
+    struct listing listing;
+    void *tree; /* of the rows, for tsearch(3) */
+    struct kept **rows;
+    size_t n, capacity;
+};
+
+static int
+compare_kept(const void *a, const void *b)
+{
+    const struct kept *x = a, *y = b;
+    int c = 0;
+
+    for (size_t i = 0; i < KEPT_SAME && c == 0; i++)
+        c = strcmp(x->cells[i], y->cells[i]);
+    return c;
 }
 
-/* Adds a row: who keeps the array, then the array itself. */
-static void PRINTF(4, 5)
-    unnamed_other(const struct listing *listing, const struct caid_entry *e, const char *user,
-                  const char *fmt, ...)
+static void
+kept_free(void *userdata)
 {
+    struct kept *kept = userdata;
+
+    for (size_t i = 0; i < KEPT_SAME; i++)
+        free(kept->cells[i]);
+    free(kept);
+}
+
+/* The row with these cells, which it takes. */
+static struct kept *
+get_kept(struct keeping *k, struct table *cells)
+{
+    struct kept *new = calloc(1, sizeof(*new)), **found;
+
+    if (!new)
+        out_of_memory();
+    memcpy(new->cells, cells->cells, sizeof(new->cells));
+    cells->n_cells = 0;
+    found = tsearch(new, &k->tree, compare_kept);
+    if (!found)
+        out_of_memory();
+    if (*found != new) {
+        kept_free(new);
+        return *found;
+    }
+    if (k->n == k->capacity) {
+        k->capacity = k->capacity ? 2 * k->capacity : 32;
+        k->rows = reallocarray(k->rows, k->capacity, sizeof(k->rows[0]));
+        if (!k->rows)
+            out_of_memory();
+    }
+    k->rows[k->n++] = new;
+    return new;
+}
+
+/* Adds the array to the row that begins with these cells. */
+static void
+keep(struct keeping *k, struct table *cells, const struct caid_entry *e, uint64_t held_ns)
+{
+    const struct fields fields =
+        record_fields(&answer_entry, NULL, "pool name=LAST_NAME generation memory");
+    const struct ctl *ctl = k->listing.ctl;
+
+    record_row(ctl, fields.v, e, cells);
+    struct kept *kept = get_kept(k, cells);
+    uint64_t sort = ctl->sort ? sort_value(ctl->sort, e, held_ns) : 0;
+    kept->arrays++;
+    kept->bytes += e->nbytes;
+    kept->held_ns = held_ns > kept->held_ns ? held_ns : kept->held_ns;
+    kept->sort = sort > kept->sort ? sort : kept->sort;
+    if (ctl->sort && strcmp(ctl->sort, "size") == 0)
+        kept->sort = kept->bytes;
+}
+
+static void PRINTF(4, 5) keep_otherwise(struct keeping *k, const struct caid_entry *e,
+                                        const char *user, const char *fmt, ...)
+{
+    _cleanup_table_ struct table cells = {0};
     va_list args;
 
     va_start(args, fmt);
     _cleanup_free_ char *what = format_args(fmt, args);
     va_end(args);
-    table_add(listing->table, "-");
-    table_add(listing->table, "%s", user);
-    table_add(listing->table, "%s", what);
-    table_add(listing->table, "-");
-    add_entry(listing, e, 0);
+    table_add(&cells, "-");
+    table_add(&cells, "%s", user);
+    table_add(&cells, "%s", what);
+    table_add(&cells, "-");
+    keep(k, &cells, e, 0);
 }
 
-/* Adds rows for what keeps the array beside the listed holders: holders that a packet had no room
- * for, sets, parts of it, and the array whose companion it is. Only its creator can publish the
- * latter two. */
+/* What keeps the array beside the listed holders: holders that a packet had no room for, sets,
+ * parts of it, and the array whose companion it is. Only its creator can publish the latter two. */
 static void
-unnamed_rest(const struct listing *listing, const struct caid_details *d)
+keep_rest(struct keeping *k, const struct caid_details *d)
 {
     const struct caid_entry *e = d->entry;
     _cleanup_free_ char *user = format_user(e->uid);
 
     if (d->n_holders < e->leases)
-        unnamed_other(listing, e, "-", "%" PRIu64 " more", e->leases - d->n_holders);
+        keep_otherwise(k, e, "-", "%" PRIu64 " more", e->leases - d->n_holders);
     if (e->sets)
-        unnamed_other(listing, e, "-", "%" PRIu64 " set%s", e->sets, e->sets > 1 ? "s" : "");
+        keep_otherwise(k, e, "-", "%" PRIu64 " set%s", e->sets, e->sets > 1 ? "s" : "");
     if (e->parts)
-        unnamed_other(listing, e, user, "%" PRIu64 " part%s", e->parts,
-                      e->parts > 1 ? "s" : "");
+        keep_otherwise(k, e, user, "%" PRIu64 " part%s", e->parts, e->parts > 1 ? "s" : "");
     if (d->companion_of)
-        unnamed_other(listing, e, user, "array %" PRIu64, d->companion_of);
+        keep_otherwise(k, e, user, "array %" PRIu64, d->companion_of);
 }
 
 static int
-unnamed_row(const struct caid_details *d, void *userdata)
+details_json_row(const struct caid_details *d, void *userdata)
 {
     const struct listing *listing = userdata;
     struct json *out = &listing->ctl->out;
-    const struct fields fields = record_fields(&answer_holder, NULL, "pid uid=USER client");
 
-    if (listing->ctl->json) {
-        json_object(out, NULL);
-        report_details(listing->ctl, d);
-        json_object_end(out);
-        return 0;
-    }
+    json_object(out, NULL);
+    report_details(listing->ctl, d);
+    json_object_end(out);
+    return 0;
+}
+
+static int
+keep_row(const struct caid_details *d, void *userdata)
+{
+    const struct fields fields = record_fields(&answer_holder, NULL, "pid uid=USER client");
+    struct keeping *k = userdata;
+
+    if (k->listing.ctl->json)
+        return details_json_row(d, &k->listing);
     for (size_t i = 0; i < d->n_holders; i++) {
         const struct caid_holder *holder = d->holders[i];
-        record_row(listing->ctl, fields.v, holder, listing->table);
-        table_add(listing->table, "%s",
+        _cleanup_table_ struct table cells = {0};
+        record_row(k->listing.ctl, fields.v, holder, &cells);
+        table_add(&cells, "%s",
                   holder->sent       ? "sent"
                   : holder->hung_up  ? "gone"
                   : holder->readonly ? "r"
                                      : "rw");
-        add_entry(listing, d->entry, holder->age_ns);
+        keep(k, &cells, d->entry, holder->age_ns);
     }
-    unnamed_rest(listing, d);
+    keep_rest(k, d);
     return 0;
+}
+
+static void
+add_kept(const struct keeping *k, const struct kept *kept, struct table *table)
+{
+    const struct ctl *ctl = k->listing.ctl;
+    _cleanup_free_ char *bytes = format_bytes(kept->bytes, ctl->bytes);
+
+    for (size_t i = 0; i < KEPT_SAME; i++)
+        table_add(table, "%s", kept->cells[i]);
+    table_add(table, "%" PRIu64, kept->arrays);
+    table_add(table, "%s", bytes);
+    if (kept->held_ns)
+        table_add(table, "%.3f s", (double)kept->held_ns / 1e9);
+    else
+        table_add(table, "-");
+    if (ctl->sort)
+        table_key(table, kept->sort);
 }
 
 int
 report_unnamed(struct ctl *ctl, const char *key, const char *pool, struct table *ret)
 {
-    struct listing listing = {ctl, NULL, ret};
+    struct keeping k = {.listing = {ctl, NULL, ret}};
     struct caid_list_options options = CAID_INIT(options);
 
     options.pool = pool;
     options.all = !pool;
-    table_init(ret, unnamed_columns, ARRAY_SIZE(unnamed_columns));
-    listing_begin(&listing, key);
-    return listing_end(&listing,
-                       caid_unnamed(ctl->client, &options, unnamed_row, &listing, &ctl->error),
-                       pool ? pool : "unnamed");
+    table_init(ret, kept_columns, ARRAY_SIZE(kept_columns));
+    listing_begin(&k.listing, key);
+    int status = listing_end(&k.listing,
+                             caid_unnamed(ctl->client, &options, keep_row, &k, &ctl->error),
+                             pool ? pool : "unnamed");
+    for (size_t i = 0; i < k.n; i++)
+        add_kept(&k, k.rows[i], ret);
+    tdestroy(k.tree, kept_free);
+    free(k.rows);
+    return status;
 }
 
 int
@@ -455,6 +553,7 @@ report_ranges(struct ctl *ctl, const char *key, const struct caid_list_options *
 
     listing_begin(&listing, key);
     return listing_end(&listing,
-                       caid_ranges(ctl->client, options, unnamed_row, &listing, &ctl->error),
+                       caid_ranges(ctl->client, options, details_json_row, &listing,
+                                   &ctl->error),
                        key);
 }

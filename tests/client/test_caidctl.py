@@ -594,10 +594,25 @@ def test_unnamed(socket, client):
     _, line = caidctl("show", "-u", socket=socket).stdout.splitlines()
     cells = re.split(r"\s{2,}", line.strip())
     assert cells[0] == str(os.getpid()) and cells[2:4] == ["maker", "rw"]
-    assert cells[4:-1] == [f"uid:{os.getuid()}", "-", "0", "device", "1.0 KiB"]
+    assert cells[4:-1] == [f"uid:{os.getuid()}", "-", "0", "device", "1", "1.0 KiB"]
     assert ageless(read_json(socket, "show", "--unnamed", f"--pool=uid:{os.getuid()}")["unnamed"]) == ageless([entry])
     done = caidctl("show", "--unnamed", "--pool=missing", socket=socket)
     assert done.returncode == 2 and done.stdout == ""
+
+
+def test_a_line_for_all_that_a_process_keeps_without_a_name(socket, client):
+    """As it does of the tensors of a set; what has another last name, or another mode, has a line of its own."""
+    for n in 256, 512, 768:
+        client.create(None, (n,))
+    client.create("x", (1,))
+    client.open("x")
+    client.unlink("x")
+    rows = [line.split() for line in caidctl("show", "--unnamed", socket=socket).stdout.splitlines()[1:]]
+    assert [(row[3], row[5], row[8:11]) for row in rows] == [
+        ("rw", "-", ["3", "6.0", "KiB"]), ("r", "x", ["1", "4", "B"]), ("rw", "x", ["1", "4", "B"])]
+    assert len(read_json(socket, "show", "--unnamed")["unnamed"]) == 4
+    rows = caidctl("show", "--unnamed", "--sort=leases", socket=socket).stdout.splitlines()[1:]
+    assert " - " in rows[2]
 
 
 def test_a_holder_that_hung_up(socket):
