@@ -864,22 +864,6 @@ find_array(struct core *core, uint64_t id)
 }
 
 bool
-core_has_write_fence(struct core *core, uint64_t id)
-{
-    const struct array *array = find_array(core, id);
-
-    return array && array->use && array->use->whole.write;
-}
-
-bool
-core_has_mark(struct core *core, uint64_t id, uint64_t mark)
-{
-    const struct array *array = find_array(core, id);
-
-    return array && array->record && (persist_get_mark(array) & mark) == mark;
-}
-
-bool
 core_is_abandoned(struct core *core, uint64_t id, bool *ret_all)
 {
     struct array *array = find_array(core, id);

@@ -233,10 +233,6 @@ void core_get_counts(const struct core *core, struct core_counts *ret);
 /* Recomputes every sum and cross reference and aborts where one is wrong (I1-I4). Called after each
  * event. */
 void core_check(const struct core *core);
-/* Whether it does not know yet that an earlier write of the array is done. */
-bool core_has_write_fence(struct core *core, uint64_t array);
-/* Whether a core that is killed now leaves such a mark of the array. */
-bool core_has_mark(struct core *core, uint64_t array, uint64_t mark);
 /* Whether the array is abandoned, and all of it, not ranges alone. */
 bool core_is_abandoned(struct core *core, uint64_t array, bool *ret_all);
 /* What sums were is of no concern any more: the next core is another one. */

@@ -57,6 +57,7 @@ struct m_array {
     bool abandoned; /* as was found; there may be more: model_is_abandoned() */
     struct m_range torn[M_TORN]; /* the same, of ranges */
     int n_torn;
+    uint64_t mark; /* in the journal, when the core was killed last */
     bool several;  /* the journal has of its writers no more than that there are */
     bool fenced;   /* had a fence: it may linger when it is dead */
     bool was_kept; /* as a companion, by what may linger */

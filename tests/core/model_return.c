@@ -11,6 +11,7 @@
 #include "done.h"
 #include "model.h"
 #include "records.h"
+#include "restore.h"
 
 #define GIVEN_UP_NS UINT64_C(31000000000)
 
@@ -136,13 +137,12 @@ restore_fences(struct model *m)
         bool begun = is_alive && f->write && is_written(m, f->array);
         bool known = is_alive && f->write && !begun && !f->is_forgotten;
         f->is_forgotten |= begun;
-        if (begun &&
-            (state == FENCE_LOST || core_has_write_fence(m->h.core, m->arrays[f->array].id)))
+        if (begun && (state == FENCE_LOST || m->arrays[f->array].mark & MARK_ABANDONED))
             model_tear(&m->arrays[f->array], &all);
         bool is_over = has_passed && timeline_is_dead(h_slot(&m->h, f->page, f->slot));
         if (has_passed && !is_over) /* which the core may have seen, or not */
             h_land(&m->h, f->page, f->slot, submitted);
-        if (known && is_over && core_has_write_fence(m->h.core, m->arrays[f->array].id))
+        if (known && is_over && m->arrays[f->array].mark & MARK_PENDING)
             model_tear(&m->arrays[f->array], &all);
         if (known && !is_over)
             f->value = submitted, f->range = all;
@@ -158,18 +158,25 @@ restore_arrays(struct model *m)
 {
     for (int i = 0; i < m->n_arrays; i++) {
         struct m_array *array = &m->arrays[i];
-        if (array->n_torn ||
-            (array->several && core_has_mark(m->h.core, array->id, MARK_ABANDONED)))
+        if (array->n_torn || (array->several && array->mark & MARK_ABANDONED))
             model_tear(array, &all);
     }
 }
 
+/* What the next core reads: one that is not whole yet knows more than it has recorded. */
 static void
-find_several(struct model *m)
+read_marks(struct model *m)
 {
-    for (int i = 0; i < m->n_arrays; i++)
-        m->arrays[i].several |= m->arrays[i].alive &&
-                                core_has_mark(m->h.core, m->arrays[i].id, MARK_SEVERAL);
+    struct restore r;
+
+    cr_assert_eq(restore_read(&r, m->h.journal), 0);
+    for (int i = 0; i < m->n_arrays; i++) {
+        struct m_array *array = &m->arrays[i];
+        const struct restore_array *a = restore_find(&r, RECORD_ARRAY, array->id);
+        array->mark = a ? a->mark : 0;
+        array->several |= array->alive && array->mark & MARK_SEVERAL;
+    }
+    restore_deinit(&r);
 }
 
 /* The core takes an array of several for abandoned that need not be. It must not do the reverse. */
@@ -226,7 +233,7 @@ model_step_kill(struct model *m)
         slot->away = !slot->gone && !slot->offended && slot->resumes;
         slot->told = false;
     }
-    find_several(m);
+    read_marks(m);
     restore_fences(m);
     for (int s = 0; s < M_SLOTS; s++)
         if (m->slots[s].conn && !m->slots[s].away)
