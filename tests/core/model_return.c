@@ -125,8 +125,8 @@ restore_fences(struct model *m)
         enum fence_state state = model_fence_state(m, f);
         bool has_passed = state == FENCE_PASSED;
         bool is_alive = m->arrays[f->array].alive;
-        if (is_alive && f->write && m->arrays[f->array].several) {
-            f->is_doubt = true;
+        f->is_doubt = is_alive && f->write && m->arrays[f->array].several;
+        if (f->is_doubt) {
             f->value = submitted;
             if (has_passed)
                 h_land(&m->h, f->page, f->slot, submitted);
@@ -151,19 +151,20 @@ restore_fences(struct model *m)
     }
 }
 
-/* The journal has a word for each array: it says of all of it that it is abandoned, and of who was
- * writing it that there are several, if there are. */
+/* The journal has a word for each array: it says of all of it that it is abandoned. */
 static void
 restore_arrays(struct model *m)
 {
     for (int i = 0; i < m->n_arrays; i++) {
         struct m_array *array = &m->arrays[i];
-        if (array->n_torn || (array->several && array->mark & MARK_ABANDONED))
+        if (array->n_torn)
             model_tear(array, &all);
     }
 }
 
-/* What the next core reads: one that is not whole yet knows more than it has recorded. */
+/* What the next core reads: one that is not whole yet knows more than it has recorded. Of who was
+ * writing an array it says that there are several, if there are now: once these have come back it
+ * says more again, and what it took for abandoned meanwhile stays so. */
 static void
 read_marks(struct model *m)
 {
@@ -175,6 +176,9 @@ read_marks(struct model *m)
         const struct restore_array *a = restore_find(&r, RECORD_ARRAY, array->id);
         array->mark = a ? a->mark : 0;
         array->several |= array->alive && array->mark & MARK_SEVERAL;
+        if (array->several && array->mark & MARK_ABANDONED)
+            model_tear(array, &all);
+        array->several = array->several && array->mark & MARK_SEVERAL;
     }
     restore_deinit(&r);
 }
