@@ -6,10 +6,14 @@
  * caid_client_dispatch()), the next request is sent. So nothing is queued, and the latest news are
  * never missed.
  *
- * Made by caid_watch_new(), ended by caid_watch_close(). After the end of the connection only that
- * is left to do. References, under the client's lock: the caller's, the request's until it is over,
- * and one of every thread that waits or calls back; the struct is freed with the last. It has a
- * reference to the client.
+ * A watch of all names with a prefix has such a request, too, whose answer says that some have
+ * changed. Then it looks: it sends the request again, and lists the names, by calls that nobody
+ * waits for (known.h). It looks again when the program has been told all that the last look found.
+ *
+ * Made by caid_watch_new() or caid_watch_prefix(), ended by caid_watch_close(). After the end of
+ * the connection only that is left to do. References, under the client's lock: the caller's, those
+ * of the requests until they are over, and one of every thread that waits or calls back; the struct
+ * is freed with the last. It has a reference to the client.
  */
 #pragma once
 

@@ -65,7 +65,7 @@ static const struct verb verbs[] = {
     {"monitor", verb_monitor, 0, 0, OPT_UID | OPT_POOL | OPT_METHOD, false},
     {"drain", verb_drain, 0, 0, OPT_FORCE | OPT_UNDO | OPT_BYTES, false},
     {"flush", verb_flush, 0, 0, OPT_DEVICE | OPT_D | OPT_BYTES, false},
-    {"watch", verb_watch, 1, 1, OPT_POOL | OPT_COUNT, false},
+    {"watch", verb_watch, 1, 1, OPT_POOL | OPT_COUNT | OPT_PREFIX, false},
     {"unlink", verb_unlink, 1, -1, OPT_POOL | OPT_PREFIX | OPT_IGNORE, false},
     {"withdraw", verb_withdraw, 0, 0, OPT_PID | OPT_GONE, false},
     {"kick", verb_kick, 1, 1, 0, false},
@@ -105,7 +105,7 @@ static const char usage[] =
     "  get NAME [FILE]      write an array to a .npy file, or to standard output\n"
     "  put NAME [FILE]      put what a .npy file, or standard input, holds under a name\n"
     "  flush                free what waits in the deallocation queues, and empty blocks\n"
-    "  watch NAME           each array that gets the name, until interrupted\n"
+    "  watch [NAME]         each array that gets the name, or one of --prefix, until interrupted\n"
     "  unlink [NAME]...     remove names, or those of --prefix; whoever holds the arrays keeps them\n"
     "  withdraw             end tickets of --pid, --gone or both: arrays sent that nobody has taken\n"
     "  kick CLIENT          end the connections of a process, given by its pid or its client's name\n"
@@ -125,7 +125,7 @@ static const char usage[] =
     "  -l, --long           more columns (list)\n"
     "      --lost           names whose arrays did not come back from an earlier daemon (list)\n"
     "      --sort=KEY       by size, leases, age, published, opened or held, largest first (list, show -u)\n"
-    "      --prefix=PREFIX  all names that start with it (unlink)\n"
+    "      --prefix=PREFIX  all names that start with it (unlink, watch)\n"
     "      --svg=PATH       write the picture to a file for a browser (map)\n"
     "  -f, --ignore-missing a missing name is no failure (unlink)\n"
     "      --force          unlink all names, and do not wait for whoever holds arrays (drain)\n"

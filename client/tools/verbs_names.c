@@ -97,17 +97,21 @@ verb_watch(struct ctl *ctl, int argc UNUSED, char **argv)
 {
     struct caid_watch *watch;
     struct caid_change change;
-    int r = caid_watch_new(ctl->client, &watch, argv[0], ctl->pool, NULL, NULL, &ctl->error);
+    const char *what = ctl->prefix ? ctl->prefix : argv[0];
+    int r =
+        ctl->prefix
+            ? caid_watch_prefix(ctl->client, &watch, what, ctl->pool, NULL, NULL, &ctl->error)
+            : caid_watch_new(ctl->client, &watch, what, ctl->pool, NULL, NULL, &ctl->error);
 
     if (r < 0)
-        return ctl_failed(ctl, argv[0]);
+        return ctl_failed(ctl, what);
     for (uint32_t n = 0; r == 0 && (n < ctl->count || ctl->count == 0) && !ferror(stdout);
          n++) {
         r = caid_watch_next(watch, UINT64_MAX, &change, &ctl->error);
         if (r == 0)
-            print_change(ctl, argv[0], change.generation);
+            print_change(ctl, change.name, change.generation);
     }
-    int status = r < 0 ? ctl_failed(ctl, argv[0]) : CTL_OK;
+    int status = r < 0 ? ctl_failed(ctl, what) : CTL_OK;
     caid_watch_close(watch);
     return status;
 }

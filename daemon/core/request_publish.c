@@ -170,14 +170,16 @@ HANDLER(on_watch)
     return watch_new(core, conn, id, pool, p->name, p->seen, r);
 }
 
-static void
-cancel_watch(struct core *core, struct watch *watch)
+/* An empty prefix is of all names. */
+HANDLER(on_changes)
 {
-    struct refusal r;
+    const struct msg_changes_params *p = params;
+    struct pool *pool;
 
-    refusal_fill(&r, PROTO_ERR_CANCELLED, "the watch was cancelled");
-    send_refusal(core, watch->conn, watch->request, MSG_WATCH, &r);
-    watch_free(core, watch);
+    if ((p->prefix.n && name_check(p->prefix, r)) ||
+        pool_find_readable(core, conn, p->pool, &pool, r))
+        return REFUSED;
+    return watch_new_prefix(core, conn, id, pool, p, r);
 }
 
 /* A watch or a wait for parts that has been answered is unknown here: the answer is on its way. */
@@ -191,7 +193,7 @@ HANDLER(on_cancel)
         return 0;
     watch = watch_find(conn, request);
     if (watch)
-        cancel_watch(core, watch);
+        watch_cancel(core, watch);
     if (published_cancel(conn, request)) {
         refusal_fill(r, PROTO_ERR_CANCELLED, "the wait for parts was cancelled");
         send_refusal(core, conn, request, MSG_PARTS, r);

@@ -304,6 +304,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(rename, "Gives an array another name: its generation.")                              \
     FAST(expire, "Gives a name a time to live: its generation.")                              \
     FAST(watch, "Watches a name: a Watch.")                                                   \
+    FAST(watch_prefix, "Watches all names with a prefix: a Watch.")                           \
     FAST(stream_new, "Creates a CUDA stream: a Stream.")                                      \
     FAST(stream_wrap, "Wraps a stream of another library: a Stream.")                         \
     FAST(event_new, "Creates a CUDA event: an Event.")                                        \

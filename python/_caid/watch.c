@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Watch: news of one name, one struct caid_watch. Made by Client._watch(), ended by close() or with
- * the object. A wait is cut into slices (wait.c).
+ * Watch: news of a name, or of all with a prefix, one struct caid_watch. Made by Client._watch()
+ * and _watch_prefix(), ended by close() or with the object. A wait is cut into slices (wait.c).
  */
 #include "handle.h"
 
@@ -39,6 +39,19 @@ py_client_watch(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
                                          &error));
 }
 
+PyObject *
+py_client_watch_prefix(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = py_client(op);
+    const char *prefix, *pool;
+
+    if (PY_ARGS(self->state, "watch_prefix", PY_NAME(prefix), PY_POOL(pool)) < 0)
+        return NULL;
+    return PY_HANDLE_MAKE(self, watch,
+                          caid_watch_prefix(c, &watch(made)->watch, prefix, pool, NULL, NULL,
+                                            &error));
+}
+
 /* ---- waiting ---- */
 
 struct look {
@@ -70,14 +83,16 @@ watch_next(PyObject *op, PyObject *timeout)
     r = py_wait(self, look_slice, &look, timeout_ns, &error);
     py_handle_leave(self);
     if (r >= 0)
-        return PyLong_FromUnsignedLongLong(look.change.generation);
+        return Py_BuildValue("(sK)", look.change.name,
+                             (unsigned long long)look.change.generation);
     return PyErr_Occurred() ? NULL : py_error_raise(self->client->state, r, &error);
 }
 
 /* ---- the type ---- */
 
 static PyMethodDef watch_methods[] = {
-    {"_next", watch_next, METH_O, PyDoc_STR("Waits for news: the generation, 0 for none.")},
+    {"_next", watch_next, METH_O,
+     PyDoc_STR("Waits for news: the name, and its generation, 0 for none.")},
     PY_HANDLE_CLOSE("Ends it. Idempotent."),
     {0},
 };

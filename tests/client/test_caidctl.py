@@ -135,9 +135,11 @@ def test_watch(socket, client):
     assert process.returncode == 0
     assert lines == [{"name": "w", "generation": n} for n in (lines[0]["generation"], 0, last)] and 0 < lines[0]["generation"] < last
     assert caidctl("watch", "w", "-c1", socket=socket).stdout == f"w: generation {last}\n"
+    client.create("x", (1,))
+    assert caidctl("watch", "--prefix=w", "-c1", socket=socket).stdout == f"w: generation {last}\n"
     for wrong in ["n" * 256], ["w", "--pool=missing"]:
         assert caidctl("watch", *wrong, socket=socket).returncode == 2
-    for wrong in [], ["w", "x"], ["w", "--all"]:
+    for wrong in [], ["w", "x"], ["w", "--all"], ["w", "--prefix=w"], ["--prefix="]:
         assert caidctl("watch", *wrong, socket=socket).returncode == 1
 
 

@@ -89,6 +89,12 @@ publish_and_watch(struct caid_client *client, struct caid_array *array)
         r = caid_client_dispatch(client, &error);
         caid_watch_close(watch);
     }
+    if (r == 0)
+        r = caid_watch_prefix(client, &watch, "publ", NULL, see_nothing, NULL, &error);
+    if (r == 0) {
+        r = caid_client_dispatch(client, &error);
+        caid_watch_close(watch);
+    }
     unlink_again(client, "published");
     unlink_again(client, "renamed");
     return r;

@@ -578,3 +578,163 @@ CAID_TEST(watch, is_refused_later)
     caid_watch_close(x);
     fake_stop(&fake);
 }
+
+/* ---- all names with a prefix ---- */
+
+static struct caid_watch *
+watch_prefix(const char *prefix)
+{
+    struct caid_watch *ret;
+
+    assert_ok(caid_watch_prefix(f.client, &ret, prefix, NULL, NULL, NULL, &error));
+    return ret;
+}
+
+static void
+assert_next(struct caid_watch *of, const char *name, uint64_t generation)
+{
+    struct caid_change change;
+
+    assert_ok(caid_watch_next(of, FOREVER, &change, &error));
+    cr_assert_str_eq(change.name, name);
+    cr_assert_eq(change.generation, generation);
+}
+
+WATCH_TEST(watch, names_with_a_prefix)
+{
+    uint64_t first = publish("run/1");
+    struct caid_watch *run = watch_prefix("run/"), *all = watch_prefix("");
+
+    assert_next(run, "run/1", first);
+    assert_no_news(run, 0);
+    uint64_t second = publish("run/2"); /* renamed */
+    assert_next(run, "run/2", second);
+    assert_next(run, "run/1", 0);
+    publish("else");
+    assert_next(run, "run/2", 0);
+    assert_no_news(run, 5 * MSEC);
+    caid_watch_close(run);
+    caid_watch_close(all); /* with news */
+    cr_assert_eq(status_of(f.client).watches, 0);
+}
+
+/* One that waits is told of each name, of each the latest, whatever comes while it is told. */
+WATCH_TEST(watch, many_names_with_a_prefix)
+{
+    enum {
+        N = 3000
+    }; /* more than a packet */
+
+    static uint64_t last[N];
+    struct caid_change change;
+    struct caid_watch *all;
+    char name[16];
+    int n_left = N;
+
+    for (int i = 0; i < N; i++) {
+        struct caid_array *array = make_bytes(f.other, NULL, 0);
+        snprintf(name, sizeof(name), "n/%04d", i);
+        assert_ok(caid_array_publish(array, name, NULL, &last[i], &error));
+        caid_array_close(array);
+    }
+    all = watch_prefix("n/");
+    for (int i = 0; i < N; i++) {
+        assert_ok(
+            caid_watch_next(all, 0, &change, &error)); /* that are there are there at once */
+        snprintf(name, sizeof(name), "n/%04d", i);
+        cr_assert_str_eq(change.name, name);
+        cr_assert_eq(change.generation, last[i]);
+        if (i == N / 2)
+            assert_ok(caid_unlink(f.other, "n/0000", NULL, &error));
+    }
+    assert_next(all, "n/0000", 0);
+    for (int i = 1; i < N; i++) {
+        snprintf(name, sizeof(name), "n/%04d", i);
+        assert_ok(caid_unlink(f.other, name, NULL, &error));
+    }
+    while (--n_left > 0)
+        assert_ok(caid_watch_next(all, FOREVER, &change, &error));
+    assert_no_news(all, 0);
+    caid_watch_close(all);
+}
+
+static void
+see_name(const struct caid_change *change, void *userdata)
+{
+    strcat(userdata, change->name);
+}
+
+WATCH_TEST(watch, names_with_a_prefix_by_a_callback)
+{
+    char names[64] = "";
+    struct caid_watch *all;
+
+    assert_ok(caid_watch_prefix(f.client, &all, "", NULL, see_name, names, &error));
+    publish("a");
+    publish("b");
+    while (strcmp(names, "b") != 0 && strcmp(names, "aba") != 0) { /* a may have been seen */
+        cr_assert(is_readable(f.client, -1));
+        assert_ok(caid_client_dispatch(f.client, &error));
+    }
+    caid_watch_close(all);
+}
+
+/* Answers what begins the watch, and returns the number of the list's request. */
+static uint32_t
+begin_look(struct fake *fake)
+{
+    if (fake_request(fake) != MSG_CHANGES)
+        return 0;
+    uint32_t id = fake->id;
+    fake_request(fake);
+    uint32_t ping = fake->id;
+    fake->id = id;
+    fake_result(fake, MSG_CHANGES, &(struct msg_none){}, NULL, 0);
+    fake->id = ping;
+    fake_pong(fake);
+    fake_request(fake); /* changes, again */
+    return fake_request(fake) == MSG_LIST ? fake->id : 0;
+}
+
+static const struct msg_list_result *listed;
+
+static void
+script_list(struct fake *fake)
+{
+    if (begin_look(fake) != 0)
+        fake_result(fake, MSG_LIST, listed, NULL, 0);
+    fake_drain(fake);
+}
+
+static void
+assert_refuses(const char *first, const char *second, uint64_t generation, bool more)
+{
+    struct msg_entry entries[2] = {{.typestr = MSG_STR("|u1"), .generation = 1},
+                                   {.typestr = MSG_STR("|u1"), .generation = generation}};
+    struct msg_list_result result = {entries, !!first + !!second, more};
+    struct caid_change change;
+    struct caid_watch *run;
+    struct fake fake;
+
+    entries[0].name = msg_str_opt(first);
+    entries[1].name = msg_str_opt(second);
+    listed = &result;
+    struct caid_client *client = fake_start(&fake, script_list, NULL);
+    int r = caid_watch_prefix(client, &run, "run/", NULL, NULL, NULL, &error);
+    if (r == 0) {
+        while ((r = caid_watch_next(run, FOREVER, &change, &error)) == 0)
+            ;
+        caid_watch_close(run);
+    }
+    cr_assert_eq(error.code, CAID_ERR_PROTOCOL, "%s", error.message);
+    fake_stop(&fake);
+}
+
+CAID_TEST(watch, lists_that_are_none)
+{
+    assert_refuses("run/1", "run", 1, false);
+    assert_refuses("run/1", "run/1", 1, false);
+    assert_refuses("run/2", "run/1", 1, false);
+    assert_refuses("run/1", "run/2", 0, false);
+    assert_refuses(NULL, NULL, 1, true);
+}

@@ -158,6 +158,46 @@ CORE_TEST(watch, tells_of_each_change, h_sharing)
     cr_assert_eq(h_counts(h).watches, 0, "each was answered once");
 }
 
+static struct h_reply *
+changes(struct harness *h, uint64_t conn, const char *prefix, bool again)
+{
+    return h_request(h, conn, MSG_CHANGES,
+                     &(struct msg_changes_params){.prefix = MSG_STR(prefix), .again = again});
+}
+
+CORE_TEST(watch, tells_of_names_with_a_prefix, h_sharing)
+{
+    uint64_t conns[5], a = h_connect(h, 1000, 1000);
+    const char *const prefixes[] = {"", "r", "run/", "run/2", "s"};
+
+    cr_assert(changes(h, a, "run/", false)->seen, "at once");
+    cr_assert_eq(h_counts(h).watches, 0);
+    for (int i = 0; i < 5; i++) {
+        conns[i] = h_connect(h, 1000, 1000);
+        cr_assert_not(changes(h, conns[i], prefixes[i], true)->seen);
+    }
+    h_create(h, a, "run/1", NULL, 100);
+    cr_assert_not(h->replies[conns[2]].seen, "not before its memory is there");
+    h_finish_all(h);
+    for (int i = 0; i < 5; i++) {
+        cr_assert_eq(h->replies[conns[i]].seen, i < 3);
+        cr_assert_eq(h->replies[conns[i]].error, 0);
+    }
+    cr_assert_eq(h_counts(h).watches, 2);
+    changes(h, conns[2], "run/", true);
+    h_create_now(h, a, "run", NULL, 100);
+    cr_assert_not(h->replies[conns[2]].seen, "that is no name under it");
+    h_unlink(h, a, "run/1", NULL);
+    cr_assert(h->replies[conns[2]].seen);
+    changes(h, conns[2], "run", true);
+    h_request(h, a, MSG_RENAME,
+              &(struct msg_rename_params){.name = MSG_STR("run"), .to = MSG_STR("s")});
+    cr_assert(h->replies[conns[2]].seen && h->replies[conns[4]].seen, "of both names");
+    cr_assert_not(h->replies[conns[3]].seen);
+    h_disconnect(h, conns[3]);
+    cr_assert_eq(h_counts(h).watches, 0);
+}
+
 static void
 two_watches(struct core_config *config)
 {
@@ -179,6 +219,11 @@ CORE_TEST(watch, refusals, two_watches)
     cr_assert(h_watch(h, b, "v", NULL, 7)->seen, "one that is answered at once takes nothing");
     cr_assert_eq(h->replies[b].error, 0);
     cr_assert_not(h_watch(h, c, "w", NULL, 0)->seen, "another uid");
+    cr_assert_eq(changes(h, b, "v", true)->error, PROTO_ERR_LIMIT);
+    cr_assert_eq(changes(h, b, "\n", true)->error, PROTO_ERR_INVALID_NAME);
+    cr_assert_not(changes(h, c, "", true)->seen);
+    h->next_id--;
+    cr_assert_eq(changes(h, c, "", true)->error, PROTO_ERR_INVALID);
 }
 
 /* The same request again, while it is a watch. */

@@ -711,6 +711,23 @@ def test_what_waits_is_answered_at_once(restarts, deaf):
         wait_until(lambda: one.status().watches == 0)
 
 
+def test_names_that_changed_while_a_client_was_away(restarts, deaf):
+    with restarts.connect() as c, caid.Client(deaf.address) as one, filled(one, 1):
+        publish(c, "n/a", 1)
+        publish(c, "n/b", 1)
+        with one.watch(prefix="n/", timeout=PATIENCE_S) as watch:
+            assert [next(watch).name, next(watch).name] == ["n/a", "n/b"]
+            deaf.loses = True
+            restarts.restart()
+            c.unlink("n/a")
+            generation = publish(c, "n/c", 1)
+            deaf.loses = False
+            restarts.restart()
+            assert {next(watch)[::2], next(watch)[::2]} == {("n/a", 0), ("n/c", generation)}
+            generation = publish(c, "n/b", 1)
+            assert next(watch)[::2] == ("n/b", generation)
+
+
 def caught(error, call):
     with pytest.raises(error):
         call()

@@ -2,13 +2,16 @@
 """Watching names: in threads, in asyncio, under publishers, and at every kind of end."""
 
 import asyncio
+import contextlib
 import errno
 import gc
 import os
+import random
 import threading
 import time
 import weakref
 
+import numpy
 import pytest
 from conftest import PATIENCE_S, in_thread, run_async, wait_until
 
@@ -391,6 +394,87 @@ def test_the_latest_generation_is_never_missed_in_asyncio(daemon, client):
             w.close()
 
     asyncio.run(asyncio.wait_for(main(), 150))
+
+
+# --- all names with a prefix ------------------------------------------------------------------
+
+
+def test_names_with_a_prefix(client, other):
+    with other.create("run/1", 1) as one, client.watch(prefix="run/", timeout=PATIENCE_S) as watch:
+        assert watch.get(0) == ("run/1", None, one.generation) and watch.name == "run/"
+        other.publish_many("run/s/", {key: numpy.zeros(1) for key in "ab"})
+        generation = other.show("run/s/").entry.generation
+        assert [next(watch)[::2] for _ in range(3)] == [(f"run/s/{key}", generation) for key in ("", "a", "b")]
+        with client.watch(prefix="run/s/b") as members:
+            assert members.get(0).generation == generation
+            other.publish_many("run/s/", {"b": numpy.zeros(1)})
+            assert members.get(PATIENCE_S) == ("run/s/b", None, generation + 1)
+        changes = {change.name: change.generation for change in (next(watch) for _ in range(3))}
+        assert changes == {"run/s/": generation + 1, "run/s/a": 0, "run/s/b": generation + 1}
+        other.create("run", 1).close()
+        with pytest.raises(caid.TimedOutError):
+            watch.get(0.01)
+    for wrong in {}, {"name": "a", "prefix": "b"}:
+        with pytest.raises(TypeError, match="either a name or a prefix"):
+            client.watch(**wrong)
+    with pytest.raises(caid.NotFoundError):
+        client.watch(prefix="", pool="absent")
+    assert client.status().watches == 0
+
+
+@pytest.mark.parametrize("where", ["threads", "asyncio"])
+def test_the_latest_of_each_name_is_never_missed(client, other, where):
+    """Of names that come, change and go."""
+    rng, last, seen = random.Random(1), {}, {}
+
+    def note(change):
+        if change.name == "n/end":
+            return True
+        seen[change.name] = change.generation
+
+    def write():
+        for _ in range(N_GENERATIONS // 5):
+            name = f"n/{rng.randrange(8)}"
+            if last.get(name) and rng.random() < 0.4:
+                other.unlink(name)
+                last[name] = 0
+            else:
+                last[name] = publish(other, name)
+        other.create("n/end", 1).close()
+
+    def note_rest(watch):
+        """That look has found all the others, too."""
+        with contextlib.suppress(caid.TimedOutError):
+            while True:
+                note(watch.get(0))
+
+    def read():
+        with client.watch(prefix="n/", timeout=PATIENCE_S) as watch:
+            while not note(next(watch)):
+                pass
+            note_rest(watch)
+
+    async def read_async():
+        with client.watch(prefix="n/", timeout=PATIENCE_S) as watch:
+            writer = threading.Thread(target=write)
+            writer.start()
+            async for change in watch:
+                if note(change):
+                    break
+            note_rest(watch)
+            writer.join()
+
+    if where == "threads":
+        writer = threading.Thread(target=write)
+        writer.start()
+        read()
+        writer.join()
+    else:
+        run_async(read_async())
+    assert {name: generation for name, generation in seen.items() if generation} == {
+        name: generation for name, generation in last.items() if generation
+    }
+    assert all(not last.get(name) for name, generation in seen.items() if not generation)
 
 
 # --- bad input ------------------------------------------------------------------------------

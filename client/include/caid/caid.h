@@ -390,7 +390,8 @@ int caid_withdraw(struct caid_client *client, const struct caid_withdraw_options
                   uint64_t *ret_n, struct caid_error *error);
 
 struct caid_change {
-    const char *name, *pool;
+    char name[256]; /* at most 255 bytes */
+    const char *pool;
     uint64_t generation; /* 0: there is no array of that name now */
 };
 
@@ -402,6 +403,13 @@ int caid_watch_new(struct caid_client *client, struct caid_watch **ret, const ch
                    const char *pool,
                    void (*fn)(const struct caid_change *change, void *userdata), void *userdata,
                    struct caid_error *error);
+/* The same for all names that begin with the prefix ("": all of the pool), members of sets among
+ * them: each change is of one name. Whenever some have changed, the daemon is asked for all names
+ * with the prefix. */
+int caid_watch_prefix(struct caid_client *client, struct caid_watch **ret, const char *prefix,
+                      const char *pool,
+                      void (*fn)(const struct caid_change *change, void *userdata),
+                      void *userdata, struct caid_error *error);
 /* Waits for news of this watch, at most timeout_ns (UINT64_MAX: for ever), and takes them.
  * CAID_ERR_TIMEOUT; CAID_ERR_CANCELLED when the watch is closed meanwhile. */
 int caid_watch_next(struct caid_watch *watch, uint64_t timeout_ns, struct caid_change *ret,

@@ -310,14 +310,22 @@ class Naming(Making):
         return self._expire(name, pool, generation or 0, _names.ttl_ns(ttl))
 
     def watch(
-        self, name: str, *, pool: str | None = None, timeout: float | None = None
+        self,
+        name: str | None = None,
+        *,
+        prefix: str | None = None,
+        pool: str | None = None,
+        timeout: float | None = None,
     ) -> Watch:
-        """Watches a name, which need not exist: an iterator over its changes, for threads and
-        for asyncio. A "*" in the name is a letter: where there is no such name, a UserWarning says so.
+        """Watches a name, which need not exist, or all names that start alike: an iterator over their changes, for
+        threads and for asyncio. A "*" in the name is a letter: where there is no such name, a UserWarning says so.
 
         Parameters
         ----------
         name : str
+            Or `prefix`.
+        prefix : str
+            In place of `name`: all names that start with it, members of sets among them; "" is all of the pool.
         pool : str, optional
             Without it, the caller's own.
         timeout : float, optional
@@ -333,4 +341,4 @@ class Naming(Making):
         InvalidNameError, NotFoundError, LimitError
             No name; no pool that the caller may see; more watches than the user may have.
         """
-        return _watch.create(self, name, pool, timeout)
+        return _watch.create(self, name, prefix, pool, timeout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch: news of a name, waited for by a thread or by asyncio."""
+"""Watch: news of a name, or of all with a prefix, waited for by a thread or by asyncio."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .._base._records import Change
 
 @_caid.derived
 class Watch(Named, _caid.Watch):
-    """News of a name: what :meth:`caid.Client.watch` gives.
+    """News of a name, or of all that begin with a prefix: what :meth:`caid.Client.watch` gives.
 
     Iterating waits for the next change, in a thread by ``for``, in asyncio by ``async for``::
 
@@ -26,7 +26,11 @@ class Watch(Named, _caid.Watch):
                 ...
 
     The first change is the array that has the name already, if any. Each later one is the latest state of a
-    name that has changed: states between two looks may be left out.
+    name that has changed: states between two looks may be left out. Of a prefix there is a change for each name, and
+    ``change.name`` says which::
+
+        for change in client.watch(prefix="run/"):
+            print(change.name, "is gone" if change.generation == 0 else change.generation)
 
     The iteration ends when the watch is closed, by close(), by its ``with`` block, or with its
     client. With a `timeout` it raises TimedOutError where nothing changed for so many seconds; the
@@ -35,7 +39,8 @@ class Watch(Named, _caid.Watch):
     Notes
     -----
     A waiting thread gives up the GIL, and Ctrl-C interrupts it. In asyncio all watches of a client
-    share one reader of the event loop, on ``client.fileno()``.
+    share one reader of the event loop, on ``client.fileno()``. A watch of a prefix lists all names with it whenever
+    some have changed and the program has had the changes before.
     """
 
     __slots__ = ("_client", "_name", "_pool", "_timeout", "__weakref__")
@@ -74,7 +79,8 @@ class Watch(Named, _caid.Watch):
             The daemon is gone.
         """
         self._check()
-        return Change(self._name, self._pool, self._next(timeout))
+        name, generation = self._next(timeout)
+        return Change(name, self._pool, generation)
 
     def __iter__(self) -> Watch:
         return self
@@ -147,15 +153,17 @@ class Watch(Named, _caid.Watch):
             raise
 
 
-def create(client, name, pool, timeout):
+def create(client, name, prefix, pool, timeout):
     """The Watch of Client.watch()."""
+    if (name is None) == (prefix is None):
+        raise TypeError("watch: either a name or a prefix is needed")
     check_timeout(timeout)
-    watch = client._watch(name, pool)
-    if "*" in name and not client.exists(name, pool=pool):
-        message = f"a watch is of one name, and in {name!r} a * is a letter: Client.list(pattern=) takes patterns"
+    watch = client._watch(name, pool) if prefix is None else client._watch_prefix(prefix, pool)
+    if name is not None and "*" in name and not client.exists(name, pool=pool):
+        message = f"a watch is of one name, and in {name!r} a * is a letter: watch(prefix=) is of many, Client.list(pattern=) takes patterns"
         warnings.warn(message, stacklevel=3)
     watch._client = client
-    watch._name = name
+    watch._name = prefix if name is None else name
     watch._pool = pool
     watch._timeout = timeout
     return watch
