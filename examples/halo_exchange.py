@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Diffusion on a ring that lies in two storages, which exchange halos before each step; then the same on one
-array, to compare. With CuPy the steps run on the GPU, and the halos are exchanged there; without it, on the
-host, and the program needs no daemon.
+array, to compare. With CuPy the steps run on the GPU, and the halos are exchanged there; without it, on the host.
 
 usage: halo_exchange.py [STEPS]
 """
 
 import importlib.util
+import os
 import sys
 
 import numpy as np
 
+import caid
 import caid.storage as cs
 
 HALO, WIDTH, HEIGHT, RATE = 1, 64, 96, 0.1
@@ -58,4 +59,6 @@ def main(steps: int = 100) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    with caid.LocalDaemon() as daemon:
+        os.environ.update(daemon.env)  # where storages on the GPU are made
+        main(*map(int, sys.argv[1:]))
