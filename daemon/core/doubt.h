@@ -14,8 +14,9 @@ struct use;
 
 /* Where several connections write an array, or one does in a range, the journal says of each no
  * more than its number modulo FORMER_BITS. Each of them has to come back with what it was writing,
- * and with streams that store what they had submitted. If one does not, the array is abandoned; so
- * it may be for another connection with the same bit, but for none that has not got its block. */
+ * and with streams that store what they had submitted, or to forget the block while its context is
+ * alive. If one does not, the array is abandoned; so it may be for another connection with the same
+ * bit, but for none that has not got its block. */
 #define FORMER_BITS 55
 
 static inline uint64_t

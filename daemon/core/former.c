@@ -96,21 +96,35 @@ end_landing(struct core *core, struct conn *conn)
         know_pools(core);
 }
 
-void
-former_exit(struct conn *conn)
+/* goes: what has not been stored is lost, too. */
+static void
+note_loss(struct conn *conn, bool goes)
 {
     const struct page *page;
     uint32_t n = 0;
 
-    if (conn->former)
-        block_lose_writes(conn);
     LIST_FOREACH(page, &conn->pages, of_conn) {
         if (n++ == PAGES_MAX) {
             block_lose_writes(conn);
             return;
         }
-        page_note_loss(page);
+        page_note_loss(page, goes);
     }
+}
+
+void
+former_forgets(struct conn *conn)
+{
+    if (conn->former || conn->landing)
+        note_loss(conn, false);
+}
+
+void
+former_exit(struct conn *conn)
+{
+    if (conn->former)
+        block_lose_writes(conn);
+    note_loss(conn, true);
 }
 
 void
@@ -384,6 +398,7 @@ give_back(struct core *core, struct conn *conn)
     struct hold *hold, *next_hold;
     struct page *page, *next_page;
 
+    former_forgets(conn);
     for (hold = RB_MIN(holds, &conn->holds); hold; hold = next_hold) {
         next_hold = RB_NEXT(holds, &conn->holds, hold);
         if (!hold->resumed && hold->before && !hold->n_leases)
@@ -416,7 +431,7 @@ look_at(struct core *core, struct conn *conn, uint32_t *budget)
             continue;
         if (*budget == 0 || (--*budget, !has_landed(page)))
             return;
-        page_note_loss(page);
+        page_note_loss(page, true);
         free(TAKE_PTR(page->before));
     }
     former_end(core, conn);

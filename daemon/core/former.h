@@ -43,6 +43,9 @@ void former_new(struct core *core, struct conn *conn);
 /* The process has exited, or is not waited for: what it had not said, and what its streams have not
  * stored, is lost. To be called before anything of it goes. */
 void former_exit(struct conn *conn);
+/* The client is about to give blocks back: it is done with what it was writing there before the
+ * restart, unless its context has died. */
+void former_forgets(struct conn *conn);
 /* The process has exited, or has resumed and all that it had submitted has landed: the connection
  * is freed, or is like any other. */
 void former_end(struct core *core, struct conn *conn);

@@ -99,11 +99,13 @@ page_restore(struct core *core, struct conn *conn, uint64_t id,
 }
 
 void
-page_note_loss(const struct page *page)
+page_note_loss(const struct page *page, bool goes)
 {
-    for (size_t i = 0; page->before && i < TIMELINE_SLOTS; i++)
-        if (page->before[i] && timeline_state(&page->slots[i], page->before[i]) != FENCE_PASSED)
+    for (size_t i = 0; page->before && i < TIMELINE_SLOTS; i++) {
+        enum fence_state state = timeline_state(&page->slots[i], page->before[i]);
+        if (page->before[i] && (state == FENCE_LOST || (goes && state == FENCE_PENDING)))
             block_lose_writes(page->conn);
+    }
 }
 
 /* Takes the page out of everything that knows it, but for the shell. */
@@ -115,7 +117,7 @@ page_remove(struct core *core, struct page *page)
         TAILQ_REMOVE(&core->closing_pages, page, of_closing);
     if (page->made)
         persist_page_gone(core, page);
-    page_note_loss(page);
+    page_note_loss(page, true);
     RB_REMOVE(pages, &core->pages, page);
     LIST_REMOVE(page, of_conn);
     entry_remove(core, &page->saved);

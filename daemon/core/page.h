@@ -77,9 +77,9 @@ RB_PROTOTYPE(timelines, timeline, node, )
 
 struct core_page_result;
 
-/* The page goes, or all that its streams were to store before a restart has landed: where some is
- * lost, so is what its owner was writing with others (former_bit()). */
-void page_note_loss(const struct page *page);
+/* Where something is lost that its streams were to store before a restart, so is what its owner was
+ * writing with others (former_bit()). goes: what they have not stored is lost, too. */
+void page_note_loss(const struct page *page, bool goes);
 /* A page of an earlier core, as core_page_done() would leave it. -ENOMEM. */
 int page_restore(struct core *core, struct conn *conn, uint64_t id,
                  const struct core_page_result *from);

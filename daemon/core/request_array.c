@@ -4,6 +4,7 @@
  */
 #include "array.h"
 #include "device.h"
+#include "former.h"
 #include "grant.h"
 #include "lost.h"
 #include "request.h"
@@ -356,6 +357,21 @@ forget(struct core *core, struct conn *conn, uint64_t block, struct refusal *r)
     return 0;
 }
 
+/* Who forgets a block is done with what it wrote there, unless its context has died. That is noted
+ * while it is known where it wrote. */
+static void
+note_death(struct conn *conn)
+{
+    const struct page *page;
+
+    former_forgets(conn);
+    LIST_FOREACH(page, &conn->pages, of_conn)
+        if (page->slots && timeline_is_dead(page->slots)) {
+            fences_sweep(conn, UINT32_MAX);
+            return;
+        }
+}
+
 HANDLER(on_close)
 {
     const struct msg_close_params *p = params;
@@ -371,6 +387,8 @@ HANDLER(on_close)
         bracket_drop_lease(core, lease);
         lease_free(core, lease);
     }
+    if (p->forget.n)
+        note_death(conn);
     for (uint32_t i = 0; rc == 0 && i < p->forget.n; i++)
         rc = forget(core, conn, p->forget.v[i], r);
     return rc;

@@ -247,6 +247,8 @@ enum fence_state model_fence_state(struct model *m, const struct m_fence *f);
 bool model_fence_is_going(struct model *m, const struct m_fence *f);
 /* Who left it has the array's block open: else it is done with what it read. */
 bool model_fence_has_block(struct model *m, const struct m_fence *f);
+/* The client has unmapped the block. */
+void model_forget(struct model *m, const struct m_slot *slot, uint64_t block);
 bool model_overlap(const struct m_range *a, const struct m_range *b);
 /* What was written there is not whole. */
 void model_tear(struct m_array *array, const struct m_range *range);

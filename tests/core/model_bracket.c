@@ -107,7 +107,6 @@ model_fence_add(struct model *m, const struct m_claim *claim, const struct msg_e
     m->fences[m->n_fences++] = (struct m_fence){.array = claim->array,
                                                 .range = claim->range,
                                                 .write = claim->write,
-                                                .is_doubt = m->returning && array->several,
                                                 .page = p->page,
                                                 .slot = p->slot,
                                                 .value = p->value};

@@ -89,6 +89,24 @@ model_fence_has_block(struct model *m, const struct m_fence *f)
     return !block;
 }
 
+/* It is done with what it wrote there, as far as the core knows, unless its context has died. */
+void
+model_forget(struct model *m, const struct m_slot *slot, uint64_t block)
+{
+    books_forgotten(&m->h, slot->conn, block);
+    for (int i = m->n_fences; i-- > 0;) {
+        struct m_fence *f = &m->fences[i];
+        struct m_array *array = &m->arrays[f->array];
+        bool is_lost = f->write && model_fence_state(m, f) == FENCE_LOST;
+        if (array->block != block || h_page(&m->h, f->page)->conn != slot->conn)
+            continue;
+        if (is_lost)
+            model_tear(array, &f->range);
+        if (is_lost || f->is_doubt)
+            *f = m->fences[--m->n_fences];
+    }
+}
+
 static const struct m_range all = {0, UINT64_MAX};
 
 static bool
@@ -279,6 +297,10 @@ end_bracket(struct model *m, struct m_bracket *b, struct lists *lists)
     books_ended(&m->h, m->slots[b->slot].conn, &p);
     believe(m, b);
     model_ended(m, b, &p);
+    for (int i = 0; i < m->n_fences; i++)
+        if (p.page && m->fences[i].page == p.page && m->fences[i].slot == p.slot &&
+            m->fences[i].value == p.value)
+            m->fences[i].is_doubt = m->arrays[m->fences[i].array].several;
     model_bracket_gone(m, b);
 }
 
@@ -465,7 +487,7 @@ forget_block(struct model *m, const struct m_slot *slot, uint64_t block)
         if (m->arrays[slot->leases[i].array].block == block)
             return;
     if (block)
-        books_forgotten(&m->h, slot->conn, block);
+        model_forget(m, slot, block);
 }
 
 /* What it was granted last it may not have heard of: it takes that again, and has what it made

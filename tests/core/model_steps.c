@@ -380,7 +380,7 @@ step_close(struct model *m, int s)
     model_note(m, "slot %d: close %u, forget block %llu", s, n, (unsigned long long)block);
     struct msg_close_params params = {.leases = {leases, n}, .forget = {&block, block ? 1 : 0}};
     if (block)
-        books_forgotten(&m->h, slot->conn, block);
+        model_forget(m, slot, block);
     h_notify(&m->h, slot->conn, MSG_CLOSE, &params);
 }
 

@@ -798,6 +798,81 @@ CORE_TEST(return, when_one_of_several_writers_does_not, NULL)
     cr_assert_eq(h->replies[c].error, PROTO_ERR_ABANDONED);
 }
 
+enum death {
+    ALIVE,
+    DEAD_BEFORE, /* its context dies before the restart: it forgets the block then */
+    DEAD_UNHEARD, /* the same, but the core that has died did not hear that it has forgotten it */
+    DEAD_AFTER,   /* its context dies once it has come back */
+};
+
+static void
+die_and_forget(struct harness *h, const struct writers *w, uint64_t page, bool dies)
+{
+    struct msg_close_params p = {.leases = {w->pair[0], 1}, .forget = {&w->block, 1}};
+
+    if (dies)
+        timeline_kill(h_slot(h, page, 0));
+    books_closed(h, w->conn[0], w->pair[0][0]);
+    books_forgotten(h, w->conn[0], w->block);
+    h_notify(h, w->conn[0], MSG_CLOSE, &p);
+}
+
+/* The first of several writers has ended, and its stream has not stored the value, when it closes
+ * the array and forgets its block. Returns what one is told who reads. */
+static enum proto_error
+read_of_who_forgets(struct harness *h, enum death death)
+{
+    struct writers w;
+
+    two_writers(h, &w);
+    both_write(h, &w);
+    uint64_t page = h_page_new(h, w.conn[0]);
+    h_end_at(h, w.conn[0], 77, page, 0);
+    if (death == DEAD_BEFORE)
+        die_and_forget(h, &w, page, true);
+    if (death == DEAD_UNHEARD)
+        timeline_kill(h_slot(h, page, 0));
+    saved_restart(h);
+    uint64_t was = w.conn[0];
+    w.conn[0] = back(h, was, 1000);
+    books_moved(h, was, w.conn[0]);
+    if (death == ALIVE || death == DEAD_AFTER)
+        resume(h, w.conn[0],
+               (struct msg_resume_params){.write = {w.pair[0], 2}, .blocks = {&w.block, 1}});
+    else if (death == DEAD_UNHEARD)
+        books_forgotten(h, w.conn[0], w.block);
+    resume(h, w.conn[0], (struct msg_resume_params){.pages = {&page, 1}, .done = true});
+    if (death == ALIVE || death == DEAD_AFTER)
+        die_and_forget(h, &w, page, death == DEAD_AFTER);
+    come_back(h, &w, 1);
+    h_end(h, w.conn[1], 77);
+    h_tick(h, UINT64_C(1) << 32);
+    uint64_t c = h_connect(h, 1000, 1000), lease = h_open(h, c, "x", NULL, "rw")->lease;
+    h_begin(h, c, lease, false);
+    return h_is_open(h, c) ? 0 : h->replies[c].error;
+}
+
+/* Who forgets a block is done with what it wrote there; not if its context has died. */
+CORE_TEST(return, and_forget_what_was_written, NULL)
+{
+    cr_assert_eq(read_of_who_forgets(h, ALIVE), 0);
+}
+
+CORE_TEST(return, and_forget_what_was_lost_before, NULL)
+{
+    cr_assert_eq(read_of_who_forgets(h, DEAD_BEFORE), PROTO_ERR_ABANDONED);
+}
+
+CORE_TEST(return, having_forgotten_what_was_lost, NULL)
+{
+    cr_assert_eq(read_of_who_forgets(h, DEAD_UNHEARD), PROTO_ERR_ABANDONED);
+}
+
+CORE_TEST(return, and_forget_what_is_lost_then, NULL)
+{
+    cr_assert_eq(read_of_who_forgets(h, DEAD_AFTER), PROTO_ERR_ABANDONED);
+}
+
 /* Connections that have the same bits as the writers, and not their memory, do not count: one that
  * has hung up before the restart, one that does not come back. */
 CORE_TEST(return, beside_others_that_do_not, NULL)
