@@ -256,6 +256,12 @@ def test_a_thread_has_several_parts(client, shared):
         assert figures(client) == (2, 1, 0, False)
     with client.bracket(write=[m[:5], m[3:7], m[7]]):
         assert figures(client) == (0, 1, 0, False), "what overlaps or meets is one part"
+    with client.bracket(read=[a[i : i + 1] for i in range(0, 32, 2)]), a[1:2].write():
+        assert figures(client) == (16, 1, 0, False)
+    with client.bracket(read=[a[i : i + 1] for i in range(10, 1000, 2)]) as views, a[:10].write(), a[999:].write():
+        assert len(views) == 495 and figures(client) == (1, 2, 0, False)
+        with pytest.raises(caid.DeadlockError):  # so many are one part, from the first to the last
+            a[11:12].write().begin()
     for reads, writes in (([m[0]], [m]), ([m[:, 0]], [m[:, 1]])):
         with pytest.raises(caid.InvalidError, match="overlap"):
             client.bracket(read=reads, write=writes).begin()

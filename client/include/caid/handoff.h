@@ -77,7 +77,8 @@ struct caid_bracket_options {
  * thread (which is to end those that it begins) are in its way, or those of others that wait for
  * this thread. CAID_ERR_TIMEOUT. CAID_ERR_READ_ONLY. CAID_ERR_DEVICE: the stream is of a device
  * that an array is not mapped for. CAID_ERR_INVALID: no stream, a bad list, or bytes that the array
- * has not got. CAID_ERR_LIMIT: as many brackets as the uid may have. */
+ * has not got. CAID_ERR_LIMIT: as many brackets as the uid may have, or no place for several ranges
+ * of an array. */
 int caid_bracket_begin(struct caid_client *client, struct caid_bracket **ret,
                        const struct caid_bracket_options *options, struct caid_error *error);
 /* The same in two: start asks, and does not wait. wait waits for the answer, at most timeout_ns,

@@ -25,6 +25,7 @@ else:
     _Views = TypeVar("_Views")
 
 _ALL = 1 << 64  # the end of a range that is all of an array
+_RANGES_MAX = 16  # of an array in one list of a bracket: an array has 64 for all brackets
 
 
 class Bracket(OfProcess, Generic[_Views]):
@@ -33,7 +34,8 @@ class Bracket(OfProcess, Generic[_Views]):
     may write it. They get their turns in the order in which they ask. A bracket of a view is one of the bytes
     from its first to its last: brackets whose bytes do not overlap, as those of ``a[:2]`` and ``a[2:]``, go on
     side by side. (Columns of a matrix in C order overlap.) An array has up to 64 such ranges at a time; a
-    bracket that finds no place has all of it.
+    bracket of one that finds no place has all of the array, and a bracket of several raises LimitError. Of more
+    than 16 views of an array that do not meet, a bracket has the bytes from the first to the last.
 
     ::
 
@@ -122,7 +124,7 @@ class Bracket(OfProcess, Generic[_Views]):
             The bracket was begun before; an array to be read and one to be written overlap; the stream
             captures a graph.
         LimitError
-            As many brackets as the user may have.
+            As many brackets as the user may have; no place for several ranges of an array.
         ClosedError, CancelledError
             An array, the stream or the client is closed; was closed meanwhile.
 
@@ -297,20 +299,23 @@ def _range(array):
 
 def _claims(arrays):
     """The leases of arrays, and two numbers for each, as libcaid has them: the bytes that the arrays lie in.
-    Views whose bytes overlap, or meet, are one range."""
+    Views whose bytes overlap, or meet, are one range, and so are more than _RANGES_MAX."""
     spans: dict = {}
     for array in arrays:
         spans.setdefault(array._memory, []).append(_range(array))
     leases: list = []
     ranges: list = []
     for memory, those in spans.items():
-        first = len(leases)
+        merged: list = []
         for low, high in sorted(those):
-            if len(leases) > first and low <= ranges[-1]:
-                ranges[-1] = max(ranges[-1], high)
+            if merged and low <= merged[-1]:
+                merged[-1] = max(merged[-1], high)
             else:
-                leases.append(memory)
-                ranges += low, high
+                merged += low, high
+        if len(merged) > 2 * _RANGES_MAX:
+            merged = [merged[0], merged[-1]]
+        leases += [memory] * (len(merged) // 2)
+        ranges += merged
     return tuple(leases), tuple(number % _ALL for number in ranges)
 
 
