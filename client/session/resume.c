@@ -434,8 +434,11 @@ seek(struct caid_client *client)
         talk_free(talk);
     if (r != -EREMOTEIO)
         return r;
-    client_lose(client, CAID_ERR_DISCONNECTED, "%s: the daemon was started anew: %s",
-                client->socket, why.code ? why.message : "it does not know this client");
+    if (why.code == CAID_ERR_KICKED)
+        client_lose(client, why.code, "%s", why.message);
+    else
+        client_lose(client, CAID_ERR_DISCONNECTED, "%s: the daemon was started anew: %s",
+                    client->socket, why.code ? why.message : "it does not know this client");
     return 0;
 }
 
@@ -592,7 +595,8 @@ resume_run(void *userdata)
         else
             await_hangup(client);
     }
-    if (was_away && client->lost.code != CAID_ERR_PROTOCOL)
+    if (was_away && client->lost.code != CAID_ERR_PROTOCOL &&
+        client->lost.code != CAID_ERR_KICKED) /* its token is void */
         resume_leave(client, &undone);
     pthread_mutex_unlock(&client->lock);
     return NULL;

@@ -179,6 +179,7 @@ fake_hello(struct fake *fake)
         .handoff = MSG_STR("memops"),
     };
     const struct msg_str feature = MSG_STR("none");
+    const uint64_t token[2] = {1, 2};
     struct msg_hello_result hello = {
         .version = 1,
         .features = {&feature, 1},
@@ -190,10 +191,25 @@ fake_hello(struct fake *fake)
         .packet_max = PROTO_PACKET_MAX,
         .fds_max = PROTO_FDS_MAX,
         .open_max = 16,
+        .token = {token, fake->keeps ? 2 : 0},
     };
 
     must(fake_request(fake) == MSG_HELLO);
     fake_result(fake, MSG_HELLO, &hello, NULL, 0);
+}
+
+static void
+fake_accept(struct fake *fake)
+{
+    fake->conn = accept4(fake->listener, NULL, NULL, SOCK_CLOEXEC);
+    must(fake->conn >= 0);
+}
+
+void
+fake_hang_up(struct fake *fake)
+{
+    close(fake->conn);
+    fake_accept(fake);
 }
 
 static void *
@@ -201,27 +217,20 @@ fake_main(void *arg)
 {
     struct fake *fake = arg;
 
-    fake->conn = accept4(fake->listener, NULL, NULL, SOCK_CLOEXEC);
-    must(fake->conn >= 0);
+    fake_accept(fake);
     fake_hello(fake);
     fake->script(fake);
     close(fake->conn);
     return NULL;
 }
 
-struct caid_client *
-fake_start(struct fake *fake, void (*script)(struct fake *fake), const void *data)
-{
-    return fake_start_within(fake, script, data, 0);
-}
-
-struct caid_client *
-fake_start_within(struct fake *fake, void (*script)(struct fake *fake), const void *data,
-                  uint64_t call_timeout_ns)
+/* The caller has filled in the script, and what it needs. */
+static struct caid_client *
+start(struct fake *fake, uint64_t call_timeout_ns)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
 
-    *fake = (struct fake){.dir = "/tmp/caid-test-XXXXXX", .script = script, .data = data};
+    strcpy(fake->dir, "/tmp/caid-test-XXXXXX");
     must(mkdtemp(fake->dir));
     snprintf(fake->path, sizeof(fake->path), "%s/s", fake->dir);
     strcpy(address.sun_path, fake->path);
@@ -234,6 +243,27 @@ fake_start_within(struct fake *fake, void (*script)(struct fake *fake), const vo
             .call_timeout_ns = call_timeout_ns);
     assert_ok(caid_connect(&fake->client, &options, &error));
     return fake->client;
+}
+
+struct caid_client *
+fake_start(struct fake *fake, void (*script)(struct fake *fake), const void *data)
+{
+    return fake_start_within(fake, script, data, 0);
+}
+
+struct caid_client *
+fake_start_within(struct fake *fake, void (*script)(struct fake *fake), const void *data,
+                  uint64_t call_timeout_ns)
+{
+    *fake = (struct fake){.script = script, .data = data};
+    return start(fake, call_timeout_ns);
+}
+
+struct caid_client *
+fake_start_keeping(struct fake *fake, void (*script)(struct fake *fake))
+{
+    *fake = (struct fake){.script = script, .keeps = true};
+    return start(fake, 0);
 }
 
 void

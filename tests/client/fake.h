@@ -23,6 +23,7 @@ struct fake {
     pthread_t thread;
     void (*script)(struct fake *fake);
     const void *data; /* the script's */
+    bool keeps;       /* it has given a token: the client comes back */
     uint32_t id;      /* of the request that came last */
     uint64_t closed[64];
     size_t n_closed; /* leases that the client gave back */
@@ -38,10 +39,15 @@ struct caid_client *fake_start(struct fake *fake, void (*script)(struct fake *fa
 /* The same, and its calls have so long. */
 struct caid_client *fake_start_within(struct fake *fake, void (*script)(struct fake *fake),
                                       const void *data, uint64_t call_timeout_ns);
+/* The same, and the client will come back to it. */
+struct caid_client *fake_start_keeping(struct fake *fake, void (*script)(struct fake *fake));
 /* Closes the client, and waits for the script's end. */
 void fake_stop(struct fake *fake);
 
 /* ---- for scripts ---- */
+
+/* Hangs up, and takes the next connection. */
+void fake_hang_up(struct fake *fake);
 
 /* Waits for the next request, noting closes; its method, or MSG_UNKNOWN at end of file. */
 enum msg_method fake_request(struct fake *fake);

@@ -709,6 +709,24 @@ CAID_TEST(hostile, dismissed_before_it_sends)
     fake_stop(&fake);
 }
 
+/* The client has come back, and is telling what it has. */
+static void
+script_dismiss_back(struct fake *fake)
+{
+    fake_hang_up(fake);
+    if (fake_request(fake) == MSG_HELLO)
+        dismiss(fake);
+    fake_drain(fake);
+}
+
+CAID_TEST(hostile, dismissed_while_it_comes_back)
+{
+    struct fake fake;
+
+    assert_kicked(fake_start_keeping(&fake, script_dismiss_back));
+    fake_stop(&fake);
+}
+
 static void
 script_publish_zero(struct fake *fake)
 {
