@@ -57,6 +57,13 @@ look_up(struct monitor *monitor, const struct msg_message *m, char method[static
     return is_known ? request->shown : this.shown;
 }
 
+/* The caller frees it. */
+static char *
+name_of(const struct msg_message *m, uint32_t i)
+{
+    return format_text("%.*s", (int)m->names.v[i].n, m->names.v[i].p);
+}
+
 static void
 print_json(const struct msg_message *m, const char *client, const char *method,
            const char *type)
@@ -75,7 +82,28 @@ print_json(const struct msg_message *m, const char *client, const char *method,
     json_str(&out, "method", method);
     json_u64(&out, "id", m->id);
     json_value(&out, "body", "%.*s", (int)m->body.n, m->body.p);
+    json_list(&out, "names");
+    for (uint32_t i = 0; i < m->names.n; i++) {
+        _cleanup_free_ char *name = name_of(m, i);
+        json_str(&out, NULL, name);
+    }
+    json_list_end(&out);
+    json_u64(&out, "more_names", m->more_names);
     json_object_end(&out);
+}
+
+static void
+print_names(const struct msg_message *m)
+{
+    for (uint32_t i = 0; i < m->names.n; i++) {
+        _cleanup_free_ char *name = name_of(m, i);
+        _cleanup_free_ char *plain = format_plain(name);
+        printf("%s%s", i ? ", " : "", plain);
+    }
+    if (m->more_names)
+        printf("%s%" PRIu64 " more", m->names.n ? ", " : "", m->more_names);
+    if (m->names.n || m->more_names)
+        printf("  ");
 }
 
 static void
@@ -89,9 +117,11 @@ print_line(const struct monitor *monitor, const struct msg_message *m, const cha
     char text[16];
 
     strftime(text, sizeof(text), "%T", localtime(&seconds));
-    printf("%s.%06u  %s  pid %" PRIu64 "  %s  #%" PRIu64 ".%" PRIu64 "  %s %s  %.*s\n", text,
+    printf("%s.%06u  %s  pid %" PRIu64 "  %s  #%" PRIu64 ".%" PRIu64 "  %s %s  ", text,
            (unsigned)(ns % NSEC_PER_SEC / 1000), user, m->pid, *plain ? plain : "-", m->conn,
-           m->id, method, type, (int)m->body.n, m->body.p);
+           m->id, method, type);
+    print_names(m);
+    printf("%.*s\n", (int)m->body.n, m->body.p);
 }
 
 static void

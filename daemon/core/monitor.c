@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "monitor.h"
 
+#include "pool.h"
 #include "state.h"
 
 #define TELL_MAX 128   /* messages in one answer */
 #define BODY_MAX 16384 /* bytes of a message's text */
 
 struct kept {
-    struct msg_message message; /* its strings lie behind the struct */
+    struct msg_message message; /* its names, then all strings, lie behind the struct */
     size_t bytes;
 };
 
@@ -46,14 +47,23 @@ keep_str(char **at, struct msg_str s)
     return kept;
 }
 
+static size_t
+kept_bytes(const struct msg_message *message)
+{
+    size_t n = message->client.n + message->pool.n + message->body.n;
+
+    for (uint32_t i = 0; i < message->names.n; i++)
+        n += sizeof(struct msg_str) + message->names.v[i].n;
+    return ALIGN_UP(sizeof(struct kept) + n, _Alignof(struct kept));
+}
+
 static void
 keep(struct monitor *m, const struct msg_message *message)
 {
-    size_t bytes =
-        ALIGN_UP(sizeof(struct kept) + message->client.n + message->pool.n + message->body.n,
-                 _Alignof(struct kept));
+    size_t bytes = kept_bytes(message);
     struct kept *kept = (struct kept *)(m->kept + m->end);
-    char *at = (char *)(kept + 1);
+    struct msg_str *names = (struct msg_str *)(kept + 1);
+    char *at = (char *)(names + message->names.n);
 
     if (m->n_lost || bytes > sizeof(m->kept) - m->end) {
         m->n_lost++;
@@ -63,17 +73,34 @@ keep(struct monitor *m, const struct msg_message *message)
     kept->message.client = keep_str(&at, message->client);
     kept->message.pool = keep_str(&at, message->pool);
     kept->message.body = keep_str(&at, message->body);
+    for (uint32_t i = 0; i < message->names.n; i++)
+        names[i] = keep_str(&at, message->names.v[i]);
+    kept->message.names.v = message->names.n ? names : NULL;
     m->end += bytes;
 }
 
 /* ---- seeing ---- */
 
+/* The names in pools that the monitor may read. */
+static uint32_t
+readable_names(const struct monitor *m, const struct subject *subject,
+               struct msg_str ret[static SUBJECT_NAMES])
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < subject->n; i++)
+        if (pool_may(subject->names[i].pool, m->conn, MAY_READ))
+            ret[n++] = subject->names[i].name;
+    return n;
+}
+
 void
 monitor_see(struct core *core, struct conn *conn, enum msg_type type, enum msg_method method,
-            uint32_t id, const void *value, struct msg_str pool)
+            uint32_t id, const void *value, struct subject subject)
 {
     const struct monitor_list *lists[] = {&core->monitors, &conn->user->monitors};
     struct monitor *m;
+    struct msg_str names[SUBJECT_NAMES];
     char body[BODY_MAX];
     struct msg_message message = {
         .at_ns = core->now_ns,
@@ -85,8 +112,10 @@ monitor_see(struct core *core, struct conn *conn, enum msg_type type, enum msg_m
         .refused = type == MSG_RESPONSE && method == MSG_UNKNOWN,
         .method = msg_str_opt(msg_method_name(method)),
         .id = id,
-        .pool = pool,
+        .pool = subject.pool,
         .body = {.p = body},
+        .names = {.v = names},
+        .more_names = subject.n_more,
     };
 
     for (size_t i = 0; i < ARRAY_SIZE(lists) && !conn->monitor; i++)
@@ -95,6 +124,7 @@ monitor_see(struct core *core, struct conn *conn, enum msg_type type, enum msg_m
                 continue;
             if (message.body.n == 0)
                 message.body.n = (uint32_t)msg_print(body, sizeof(body), type, method, value);
+            message.names.n = readable_names(m, &subject, names);
             keep(m, &message);
             if (m->asks)
                 monitor_send(core, m);

@@ -14,6 +14,20 @@
 
 #define MONITOR_BYTES 262144
 #define MONITORS_MAX  4 /* of one uid; and of all administrators */
+#define SUBJECT_NAMES 8
+
+/* What a request is about. */
+struct subject {
+    struct msg_str pool; /* that it names, directly or by a lease; or not set */
+
+    struct subject_name {
+        const struct pool *pool;
+        struct msg_str name;
+    } names[SUBJECT_NAMES]; /* that it gives, and of arrays that it has leases on */
+
+    uint32_t n;
+    uint64_t n_more; /* names and leases after these */
+};
 
 struct monitor {
     LIST_ENTRY(monitor) link; /* core->monitors, of administrators; or its user's */
@@ -33,11 +47,13 @@ struct monitor {
 int monitor_ask(struct core *core, struct conn *conn, uint32_t request, bool all, uid_t uid,
                 struct refusal *r);
 void monitor_free(struct core *core, struct monitor *monitor);
-/* value: params, a result or, for MSG_UNKNOWN, an error. pool: the pool that the request names. */
+/* value: params, a result or, for MSG_UNKNOWN, an error. subject: of a request or a notification;
+ * each monitor is told of the names in pools that it may read. */
 void monitor_see(struct core *core, struct conn *conn, enum msg_type type,
-                 enum msg_method method, uint32_t id, const void *value, struct msg_str pool);
+                 enum msg_method method, uint32_t id, const void *value,
+                 struct subject subject);
 
-/* For every message. A macro, so that value is only computed if there is a monitor. */
+/* For every message. A macro, so that the subject is only computed if there is a monitor. */
 #define MONITOR(core, ...)                               \
     do {                                                 \
         if (__builtin_expect((core)->n_monitors > 0, 0)) \

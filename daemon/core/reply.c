@@ -88,7 +88,7 @@ send_result(struct core *core, struct conn *conn, uint32_t request, enum msg_met
         conn_end(core, conn, r == -ENOMEM ? "out of memory" : "a reply exceeds a packet");
     else
         send_buf(core, conn, method, NULL, fds, n_fds);
-    MONITOR(core, conn, MSG_RESPONSE, method, request, result, (struct msg_str){0});
+    MONITOR(core, conn, MSG_RESPONSE, method, request, result, (struct subject){0});
 }
 
 static struct msg_error
@@ -111,7 +111,7 @@ send_refusal(struct core *core, struct conn *conn, uint32_t request, enum msg_me
         conn_end(core, conn, "out of memory");
     else
         send_buf(core, conn, method, r, NULL, 0);
-    MONITOR(core, conn, MSG_RESPONSE, MSG_UNKNOWN, request, &error, (struct msg_str){0});
+    MONITOR(core, conn, MSG_RESPONSE, MSG_UNKNOWN, request, &error, (struct subject){0});
 }
 
 void
@@ -121,6 +121,6 @@ conn_dismiss(struct core *core, struct conn *conn, const struct refusal *r, cons
 
     if (conn->is_told && !conn->closing && msg_encode_error(&core->buf, 0, &error) == 0 &&
         push_buf(core, conn, NULL, 0) == 0)
-        MONITOR(core, conn, MSG_RESPONSE, MSG_UNKNOWN, 0, &error, (struct msg_str){0});
+        MONITOR(core, conn, MSG_RESPONSE, MSG_UNKNOWN, 0, &error, (struct subject){0});
     conn_end(core, conn, reason);
 }

@@ -246,7 +246,7 @@ dispatch(struct core *core, struct conn *conn, struct msg *m, struct refusal *r)
     if (rc < 0)
         return rc;
     MONITOR(core, conn, m->type, m->method, m->id, &params,
-            request_pool(conn, m->method, &params));
+            request_subject(core, conn, m->method, &params));
     if (is_early(conn, m->method, &params))
         return refuse(r, PROTO_ERR_INVALID, "%s: resume is not done",
                       msg_method_name(m->method));

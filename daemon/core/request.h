@@ -6,6 +6,7 @@
 #pragma once
 
 #include "conn.h"
+#include "monitor.h"
 #include "reply.h"
 #include "set.h"
 #include "state.h"
@@ -30,8 +31,9 @@ void reply_memory(struct core *core, struct conn *conn, const struct job *job,
 struct msg_pool pool_record(const struct core *core, struct pool *pool);
 struct msg_user user_record(const struct user *user);
 
-/* request_monitor.c: the pool that params name, directly or by a lease; or not set. */
-struct msg_str request_pool(struct conn *conn, enum msg_method method, const void *params);
+/* request_monitor.c: what params are about. */
+struct subject request_subject(struct core *core, struct conn *conn, enum msg_method method,
+                               const void *params);
 
 /* request_name.c: the array under a name that conn may do `what` to (MAY_READ, MAY_WRITE); the same
  * refusal for one that is absent and one that is forbidden. */

@@ -26,8 +26,8 @@
  * What has to be done further up is returned to the caller, or put on a list of the core that
  * core_run() looks at when the event ends. `./dev lint` holds the order against the files.
  *
- *   refusal journal found │ actions user device restore_read │ audit │ array_view
- *   reply+monitor job pool expiry │ persist │ block done lost set suspect use │ array linger
+ *   refusal journal found │ actions user device restore_read │ audit pool │ array_view
+ *   reply+monitor job expiry │ persist │ block done lost set suspect use │ array linger
  *   watch │ page part reclaim units │ settle fences flush │ lease │ ticket publish │ former
  *   grant │ bracket waiter │ conn release │ request_* │ metrics renewal request work │ core+restore
  *

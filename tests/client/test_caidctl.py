@@ -104,7 +104,7 @@ def test_monitor(socket, client):
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == -signal.SIGINT
     head = rf"\d\d:\d\d:\d\d\.\d{{6}}  \S+  pid {os.getpid()}  \S+  #\d+\.\d+  create "
-    assert sum(bool(re.match(head + r'request  {"name": "name ', line)) for line in lines) == 1
+    assert sum(bool(re.match(head + r'request  name \S+  {"name": "name ', line)) for line in lines) == 1
     assert sum(bool(re.match(head + r'answer  {"pool": ', line)) for line in lines) == 1
     assert re.search(r'  pid \d+  caidctl  #\d+\.2  show refusal  {"code": 6, "text": "no array ', lines[-1])
 
@@ -121,6 +121,29 @@ def test_monitor_json_and_filters(socket, client):
         ("show", "request"), ("show", "answer"), ("show", "request"), ("show", "refusal")]
     assert [m["body"].get("name") for m in seen] == ["a", None, "b", None]
     assert {(m["uid"], m["client"], m["id"]) for m in seen} == {(os.getuid(), "caidctl", 2)}
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_monitor_says_names(socket, client, form):
+    """Also of leases, which a message has by number."""
+    client.create("x \u202e", (1,))
+    with monitor(socket, "--method=begin", *form) as process:
+        client.end(client.begin())
+        (line,) = lines_until(process, "begin")
+    if form:
+        assert (json.loads(line)["names"], json.loads(line)["more_names"]) == (["x \u202e"], 0)
+    else:
+        assert r'  begin request  x \xe2\x80\xae  {"bracket": 1, ' in line
+    with monitor(socket, "--method=open", *form) as process:
+        with pytest.raises(raw.Refused):
+            client.call("open", names=list("abcdefghij"), mode="r")
+        lines = lines_until(process, "refusal")
+    if form:
+        seen = [json.loads(line) for line in lines]
+        assert [(m["names"], m["more_names"]) for m in seen] == [(list("abcdefgh"), 2), ([], 0)]
+    else:
+        assert '  open request  a, b, c, d, e, f, g, h, 2 more  {"names": ' in lines[0]
+        assert '  open refusal  {"code": ' in lines[1]
 
 
 def test_watch(socket, client):

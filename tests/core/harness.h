@@ -63,7 +63,7 @@ struct h_reply {
     bool seen;
     uint32_t id;
     uint32_t error; /* enum proto_error, 0: none */
-    char text[512];
+    char text[512]; /* of an error; monitor: names */
     uint64_t left;  /* of NOT_READY */
     uint64_t lease; /* of the first array, and what else tests look at */
     uint64_t block;

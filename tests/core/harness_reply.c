@@ -84,6 +84,26 @@ note_unnamed(struct h_reply *reply, const struct msg_unnamed_result *result)
     }
 }
 
+/* The names of each message that has some, as "a,b+3;", in the text; what is too long is cut. */
+static void
+note_messages(struct h_reply *reply, const struct msg_monitor_result *result)
+{
+    FILE *out = fmemopen(reply->text, sizeof(reply->text), "w");
+
+    reply->n_entries = result->n_messages;
+    reply->n_lost = result->lost;
+    for (uint32_t i = 0; i < result->n_messages; i++) {
+        const struct msg_message *m = &result->messages[i];
+        for (uint32_t k = 0; k < m->names.n; k++)
+            fprintf(out, "%s%.*s", k ? "," : "", (int)m->names.v[k].n, m->names.v[k].p);
+        if (m->more_names)
+            fprintf(out, "+%d", (int)m->more_names);
+        if (m->names.n || m->more_names)
+            fprintf(out, ";");
+    }
+    fclose(out);
+}
+
 /* The first ones of a list of numbers. */
 #define NOTE_NUMBERS(reply, field, result)                    \
     do {                                                      \
@@ -194,10 +214,7 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
         reply->n_entries = result->metrics.n_metrics;
         reply->more = result->metrics.more;
         break;
-    case MSG_MONITOR:
-        reply->n_entries = result->monitor.n_messages;
-        reply->n_lost = result->monitor.lost;
-        break;
+    case MSG_MONITOR: note_messages(reply, &result->monitor); break;
     case MSG_STATUS: reply->status = result->status; break;
     default: break;
     }

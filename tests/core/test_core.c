@@ -238,6 +238,72 @@ CORE_TEST(core, monitor_that_is_too_slow, NULL)
     cr_assert_not(ask_monitor(h, looker)->seen, "a loss is told once");
 }
 
+/* Of everybody, unless it is uid 1000's. */
+static struct h_reply *
+look(struct harness *h, uint64_t looker, uid_t uid)
+{
+    return h_request(h, looker, MSG_MONITOR, &(struct msg_monitor_params){.all = uid != 1000});
+}
+
+/* Every monitor is told of names in the pools that it may read, whoever used them. */
+CORE_TEST(core, monitor_names, NULL)
+{
+    static const struct {
+        uid_t uid;
+        const char *names;
+    } lookers[] = {
+        {0, "a;b;s;s;a,b;no;b;t/;t/k;t/;t/;n,n,n,n,n,n,n,n+2;b,b,b,b,b,b,b,b+1;b,b;"},
+        {900, "b;b;no;b;t/;t/k;t/;t/;n,n,n,n,n,n,n,n+2;b,b,b,b,b,b,b,b+1;b,b;"},
+        {1000, "a;b;a,b;no;b;t/;t/k;t/;t/;n,n,n,n,n,n,n,n+2;b,b,b,b,b,b,b,b+1;b,b;"},
+    };
+    const struct msg_str key = MSG_STR("k"), n = MSG_STR("n");
+    struct msg_str many[10];
+    uint64_t conns[ARRAY_SIZE(lookers)];
+
+    uint64_t owner = h_connect(h, 1, 10), other = h_connect(h, 1000, 1000);
+    h_create_now(h, owner, "s", "shared", 100);
+    uint64_t member = h_connect(h, 1000, 10);
+    for (size_t i = 0; i < ARRAY_SIZE(lookers); i++) {
+        conns[i] = h_connect(h, lookers[i].uid, lookers[i].uid);
+        cr_assert_not(look(h, conns[i], lookers[i].uid)->seen);
+    }
+    h_request(h, other, MSG_PING, NULL);
+
+    uint64_t a = h_create_now(h, other, "a", NULL, 100)->lease;
+    uint64_t b = h_create_now(h, other, "b", "open", 100)->lease;
+    uint64_t s = h_open(h, member, "s", "shared", "r")->lease;
+    h_request(h, member, MSG_OPEN_COMPANION, &(struct msg_open_companion_params){.lease = s});
+    h_request(h, other, MSG_BEGIN,
+              &(struct msg_begin_params){.bracket = 1, .read = {&a, 1}, .write = {&b, 1}});
+    cr_assert_eq(h_open(h, other, "no", "open", "r")->error, PROTO_ERR_NOT_FOUND);
+    h_open(h, other, "no", "nowhere", "r");
+    h_request(h, other, MSG_LIST, &(struct msg_list_params){.prefix = n, .after = n});
+    h_request(h, other, MSG_UNNAMED, &(struct msg_unnamed_params){.name = n, .array = 1});
+
+    uint64_t set = h_create_now(h, other, NULL, "open", 0)->lease;
+    h_request(h, other, MSG_STAGE, &(struct msg_stage_params){set, {&key, 1}, {&b, 1}});
+    h_publish(h, other, set, "t/");
+    cr_assert_eq(h_open(h, other, "t/k", "open", "r")->error, 0);
+    h_request(h, other, MSG_OPEN,
+              &(struct msg_open_params){.names = {&key, 1}, .of = set, .mode = MSG_STR("r")});
+    cr_assert_eq(h->replies[other].error, 0);
+    h_close(h, other, set);
+
+    for (size_t i = 0; i < ARRAY_SIZE(many); i++)
+        many[i] = n;
+    h_request(h, other, MSG_OPEN,
+              &(struct msg_open_params){.names = {many, 10},
+                                        .pool = MSG_STR("open"),
+                                        .mode = MSG_STR("r")});
+    uint64_t leases[10] = {[0 ... 8] = b};
+    h_request(h, other, MSG_STAGE, &(struct msg_stage_params){b, {&key, 1}, {leases, 8}});
+    leases[1] = a + 1000;
+    h_request(h, other, MSG_STAGE, &(struct msg_stage_params){b, {&key, 1}, {leases, 2}});
+
+    for (size_t i = 0; i < ARRAY_SIZE(lookers); i++)
+        cr_assert_str_eq(look(h, conns[i], lookers[i].uid)->text, lookers[i].names);
+}
+
 /* The first place is that of a hello that was answered; nothing has the second one. */
 CORE_TEST(core, metrics_from_a_place, NULL)
 {
