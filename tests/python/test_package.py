@@ -64,6 +64,25 @@ def test_modules_are_imported_when_they_are_named():
     assert done.returncode == 0 and done.stdout.startswith("caid.torch: ") and "torch" in done.stdout[12:], done.stderr
 
 
+FIRST = """
+import builtins
+import sys
+real = builtins.compile
+def compile(source, filename, mode, *args, **kwargs):
+    assert mode == "exec", f"{source!r} is compiled"  # a module's source, where its bytecode is not cached
+    return real(source, filename, mode, *args, **kwargs)
+builtins.compile = compile
+import caid
+print(*{"asyncio", "ctypes", "json", "numpy", "socket", "subprocess"} & {*sys.modules})
+"""
+
+
+def test_import_takes_nothing_that_a_first_line_does_not_need():
+    """Neither those modules, nor typing's compile() of annotations that are strings."""
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "\n", done.stdout + done.stderr
+
+
 EXTRAS = """
 import sys
 sys.modules[sys.argv[1]] = None  # as if it were not installed

@@ -2,7 +2,6 @@
 """Metadata of arrays: any object that JSON can tell, kept by the daemon as JSON text."""
 
 import contextlib
-import json
 
 from ._errors import invalid
 
@@ -30,6 +29,8 @@ def encode(value):
 
 
 def _dump(value):
+    import json
+
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -53,6 +54,8 @@ def decode(text):
     written, is returned as it is."""
     if text is None:
         return None
+    import json
+
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -9,7 +9,6 @@ would make of it has the array's itemsize, and no Python objects at any depth.
 """
 
 import functools
-import json
 import re
 import sys
 from typing import NamedTuple, Optional
@@ -254,14 +253,22 @@ def same(a, b):
 
 
 def _to_json(descr):
+    import json
+
     return json.dumps(descr, separators=(",", ":"))
+
+
+def _of_json(text):
+    import json
+
+    return json.loads(text)
 
 
 def _checked(element):
     """An element whose descr, if it has one, is one of its type. Raises InvalidError."""
     if element.descr is not None:
         try:
-            _, nbytes = _fields(json.loads(element.descr))
+            _, nbytes = _fields(_of_json(element.descr))
         except (ValueError, TypeError, RecursionError):
             raise invalid(
                 f"descr {element.descr!r}: not a field list of the array interface"
@@ -273,7 +280,7 @@ def _checked(element):
 
 def descr_list(text):
     """The list of tuples of a descr that is kept as JSON, and has been checked."""
-    return _fields(json.loads(text))[0]
+    return _fields(_of_json(text))[0]
 
 
 def _fields(descr, depth=1):

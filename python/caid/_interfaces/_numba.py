@@ -27,8 +27,9 @@ from .._base._errors import device as device_error, invalid
 from .._base._records import PointerInfo
 from .._handoff import _any_stream, _pending
 from .._handoff._stream import Stream
-from .._memory import _array, _cai, _copy, _elements
+from .._memory import _array, _cai, _copy
 from .._memory._array import Array
+from .._memory._layout import Layout
 from .._session import _default
 from .._session._making import ATTACH_HOST
 
@@ -421,7 +422,7 @@ def _map(stack, array, stream, client, device):
     start, pointer = _lock(stack, array, _MAPPED, client, device)
     element, _ = _typestr.of_dtype(array.dtype)
     address = array.__array_interface__["data"][0]
-    layout = _elements.Layout(
+    layout = Layout(
         pointer + address - start if pointer else 0,
         array.shape,
         array.strides,

@@ -20,8 +20,9 @@ from .._base._errors import (
 )
 from .._base._lifetime import Closing, attribute, attributes
 from .._handoff import _pending
-from .._memory import _arena, _array, _bracket, _cai, _elements
+from .._memory import _arena, _array, _bracket, _cai
 from .._memory._array import Array
+from .._memory._layout import Layout
 from .._session import _default
 
 if TYPE_CHECKING:
@@ -486,7 +487,7 @@ class _Missing:
 def _missing(reference, error, sent):
     """The Array that a reference tells of, without its memory."""
     readonly = reference.mode == "r"
-    layout = _elements.Layout(0, reference.shape, reference.strides, reference._element(), readonly)
+    layout = Layout(0, reference.shape, reference.strides, reference._element(), readonly)
     memory = _Missing(reference.pool, reference.name, reference.generation, error, sent)
     return _array.make(memory, layout, root=False)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, NamedTuple, Tuple, Union
+from typing import Any, Iterator, Tuple, Union
 from weakref import WeakSet
 
 from .. import _caid
@@ -14,6 +14,7 @@ from .._base._lifetime import Closing, OfProcess, attribute, attributes
 from .._base._records import AllocationInfo, ArenaInfo, IpcHandle
 from .._handoff import _any_stream
 from . import _array, _cai, _dlpack, _parts, _releaser
+from ._layout import Part
 
 Allocation = _caid.Allocation
 attributes(Allocation)
@@ -263,7 +264,7 @@ class Arena(OfProcess, Closing, _caid.Arena):
         """Makes a ticket, for any number of receivers, for the allocation that an address lies in, as bytes,
         after all work of the device's primary context: (ticket, address of the allocation)."""
         start, nbytes, *_ = self._find(ptr)
-        part = _Part(start, (nbytes,), None, _typestr.of_dtype("|u1")[0], _CONTEXT, None)
+        part = Part(start, (nbytes,), None, _typestr.of_dtype("|u1")[0], _CONTEXT, None)
         with _releaser.watching(self._client):
             return self._publish(None, part, None, True), start
 
@@ -355,17 +356,6 @@ def _check_limits(**limits):
 # --- what is published ----------------------------------------------------------------------
 
 
-class _Part(NamedTuple):
-    """An array that is to be published, which has to lie in the memory of the arena."""
-
-    ptr: int
-    shape: tuple
-    strides: Union[tuple, None]  # None: C order
-    element: _typestr.Element
-    stream: int
-    keep: object  # what owns the memory; None: the arena does
-
-
 def _c(part):
     return _geometry.c_strides(part.shape, part.element.itemsize)
 
@@ -379,7 +369,7 @@ def _of_allocation(x, shape, dtype):
     shape = _geometry.dims("shape", shape) + inner
     if any(extent < 0 for extent in shape):
         raise invalid(f"shape {shape}: negative")
-    return _Part(attribute(x, "ptr"), shape, None, element, _CONTEXT, None)
+    return Part(attribute(x, "ptr"), shape, None, element, _CONTEXT, None)
 
 
 def _of_object(x, stream):
@@ -428,4 +418,4 @@ def _of_desc(desc, keep, other):
 
 def _make(ptr, shape, strides, element, stream, keep):
     strides = _parts.strides_of(shape, strides, element.itemsize)
-    return _Part(ptr, shape, strides, element, stream or _CONTEXT, keep)
+    return Part(ptr, shape, strides, element, stream or _CONTEXT, keep)

@@ -24,7 +24,8 @@ from .._base._errors import Error, InvalidError, closed as closed_error, corrupt
 from .._base._lifetime import Closing, NotCompared, OfProcess, attributes
 from .._handoff import _any_stream, _pending
 from . import _bracket, _cai, _copy, _dlpack_export, _export, _names, _parts, _values
-from ._elements import Elements, Layout
+from ._elements import Elements
+from ._layout import Layout
 
 if TYPE_CHECKING:
     import numpy

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any
 
 from .._base import _geometry, _typestr
 from .._base._driver import driver_client
@@ -14,7 +14,8 @@ from .._base._errors import closed, invalid, unsupported
 from .._base._lifetime import attribute
 from .._caid import Client
 from .._handoff import _any_stream, _pending
-from . import _array, _copy, _elements, _export
+from . import _array, _copy, _export
+from ._layout import Described, Layout
 
 if TYPE_CHECKING:
     from ._array import Array
@@ -161,17 +162,6 @@ def _of(obj, client, sync, wait):
     return _take(desc, obj, client, sync, wait)
 
 
-class Described(NamedTuple):
-    """The contents of a dict of the interface."""
-
-    ptr: int
-    shape: tuple
-    strides: tuple
-    element: _typestr.Element
-    readonly: bool
-    stream: Optional[int]
-
-
 def read(desc: dict[str, Any]) -> Described:
     """Reads a dict of the interface; asks no driver. Raises the errors of as_array()."""
     if not isinstance(desc, dict):
@@ -198,7 +188,7 @@ def _take(desc, owner, client, sync, wait):
     if kept is not None and wait:
         client._stream_synchronize(_any_stream.handle(kept), max(device, 0))
     memory = ForeignMemory(client, device, owner)
-    layout = _elements.Layout(ptr, shape, strides, element, readonly)
+    layout = Layout(ptr, shape, strides, element, readonly)
     return _array.make(memory, layout, root=False, stream=kept)
 
 

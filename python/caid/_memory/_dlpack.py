@@ -10,10 +10,11 @@ from .._base import _geometry, _typestr
 from .._base._driver import driver_client
 from .._base._errors import InvalidError
 from .._handoff import _any_stream, _pending
-from . import _array, _cai, _elements
+from . import _array, _cai
 from ._dlpack_export import (
     CODES, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, IS_PADDED, NATIVE, NO_STREAM, READ_ONLY, SIZES, let_wait,
 )
+from ._layout import Layout
 
 if TYPE_CHECKING:
     from ._array import Array
@@ -78,7 +79,7 @@ def from_dlpack(x: Any, *, stream: Any = None, client: Any = None) -> Array:
     if number != NO_STREAM and kind in (CUDA, CUDA_MANAGED):
         used_on = _any_stream.LEGACY if stream is None else stream
         _pending.note([memory], used_on)
-    layout = _elements.Layout(ptr, tensor.shape, strides, element, bool(tensor.flags & READ_ONLY))
+    layout = Layout(ptr, tensor.shape, strides, element, bool(tensor.flags & READ_ONLY))
     return _array.make(memory, layout, root=False, stream=_to_keep(used_on))
 
 

@@ -4,27 +4,18 @@ what is done with them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
+from typing import TYPE_CHECKING, Any, Iterator
 
 from .._base import _geometry, _metadata, _typestr
 from .._base._records import IpcHandle
 from .._handoff import _any_stream
 from ._items import Items
+from ._layout import Layout
 
 if TYPE_CHECKING:
     import numpy
 
     from ._array import Array
-
-
-class Layout(NamedTuple):
-    """Where the elements are."""
-
-    ptr: int  # device address of the first
-    shape: tuple
-    strides: tuple
-    element: _typestr.Element
-    readonly: bool
 
 
 def layout_of(lease):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls by name that take several requests, between which others may change the name."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import numbers

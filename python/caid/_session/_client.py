@@ -27,7 +27,7 @@ from . import _naming, _watch
 from ._queries import _Device
 
 _CLIENT_NAME_MAX = 64  # bytes
-_Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
+_Path = Union[str, bytes, os.PathLike[str], os.PathLike[bytes]]
 
 
 def _program_name():
