@@ -133,9 +133,11 @@ VALUES = [
     numpy.empty((0, 3), "?"),
     numpy.array(["2026-01-01", "NaT"], "M8[D]"),
     RECORDS,
+    numpy.array([(1, 2)], [("\u6e29", "<i4"), ("\u5ea6", ">i2")]),
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
 @pytest.mark.parametrize("value", VALUES)
 def test_put_and_get(client, caidctl, tmp_path, value):
     numpy.save(tmp_path / "in.npy", value)

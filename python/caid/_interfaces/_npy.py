@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import stat
+import struct
 import sys
 import types
 
@@ -49,6 +50,8 @@ def _header(array):
     out = io.BytesIO()
     try:
         numpy.lib.format.write_array_header_1_0(out, fields)
-    except ValueError:  # more than 64 KiB of fields
-        numpy.lib.format.write_array_header_2_0(out, fields)
+    except UnicodeEncodeError:  # names of fields that are not Latin-1: version 3.0, for which NumPy has no function
+        text = repr(fields).encode()
+        text += b" " * (-(len(text) + 13) % 64) + b"\n"
+        return numpy.lib.format.magic(3, 0) + struct.pack("<I", len(text)) + text
     return out.getvalue()
