@@ -384,7 +384,7 @@ wait_for_answers(struct caid_client *client, struct caid_error *error)
 
 /* The daemon refuses a watch at once or not at all. So the answer to a ping that is sent after the
  * request shows that it has not refused; of a prefix, so does the one after each packet of the
- * names that are there. */
+ * names that are there. What changes meanwhile is looked at later. */
 static int
 watch_begin(struct caid_watch *watch, struct caid_error *error)
 {
@@ -393,7 +393,7 @@ watch_begin(struct caid_watch *watch, struct caid_error *error)
     queue(watch, &watch->request);
     do
         r = wait_for_answers(watch->client, error);
-    while (r == 0 && watch->is_looking && watch->failed.code == 0);
+    while (r == 0 && watch->is_looking && watch->known->look == 1 && watch->failed.code == 0);
     return r == 0 && watch->failed.code != 0 ? fail_again(error, &watch->failed) : r;
 }
 

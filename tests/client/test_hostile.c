@@ -727,6 +727,34 @@ CAID_TEST(hostile, dismissed_while_it_comes_back)
     fake_stop(&fake);
 }
 
+/* Names change all the time, and are gone whenever they are asked for. */
+static void
+script_restless(struct fake *fake)
+{
+    enum msg_method method;
+
+    while ((method = fake_request(fake)) != MSG_UNKNOWN)
+        if (method == MSG_CHANGES)
+            fake_result(fake, method, &(struct msg_none){}, NULL, 0);
+        else if (method == MSG_LIST)
+            fake_result(fake, method, &(struct msg_list_result){0}, NULL, 0);
+        else if (method == MSG_PING)
+            fake_pong(fake);
+}
+
+CAID_TEST(hostile, a_prefix_under_which_nothing_rests)
+{
+    struct fake fake;
+    struct caid_watch *watch;
+    struct caid_change change;
+
+    assert_ok(caid_watch_prefix(fake_start(&fake, script_restless, NULL), &watch, "x", NULL,
+                                NULL, NULL, &error));
+    assert_failed(caid_watch_next(watch, 1, &change, &error), CAID_ERR_TIMEOUT);
+    caid_watch_close(watch);
+    fake_stop(&fake);
+}
+
 static void
 script_publish_zero(struct fake *fake)
 {
