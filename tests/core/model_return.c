@@ -143,7 +143,7 @@ restore_fences(struct model *m)
         enum fence_state state = model_fence_state(m, f);
         bool has_passed = state == FENCE_PASSED;
         bool is_alive = m->arrays[f->array].alive;
-        f->is_doubt = is_alive && f->write && m->arrays[f->array].several;
+        f->is_doubt = is_alive && f->write && (f->is_doubt || m->arrays[f->array].several);
         if (f->is_doubt) {
             f->value = submitted;
             if (has_passed)
