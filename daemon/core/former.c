@@ -445,6 +445,10 @@ former_done(struct core *core, struct conn *conn, bool leaves)
     if (!leaves)
         give_back(core, conn);
     conn->leaves = leaves;
+    if (leaves) { /* and nobody waits for it after a restart, be that before it has hung up */
+        conn->resumes = false;
+        persist_process(core, conn);
+    }
     end_resume(core, conn);
     begin_landing(core, conn);
     look_at(core, conn, &budget);

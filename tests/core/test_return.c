@@ -90,6 +90,22 @@ CORE_TEST(return, and_tell_what_cannot_be, NULL)
     cr_assert_eq(h_request(h, b, MSG_RESUME, &params)->error, 0);
 }
 
+/* A goodbye that has been answered holds also where the daemon dies before the client hangs up. */
+CORE_TEST(return, to_say_goodbye, NULL)
+{
+    uint64_t a = come(h, 1000), b;
+
+    saved_restart(h);
+    b = connect_as(h, a);
+    cr_assert(hello(h, b, a)->resumed);
+    cr_assert_eq(h_request(h, b, MSG_RESUME,
+                           &(struct msg_resume_params){.done = true, .leaves = true})
+                     ->error,
+                 0);
+    saved_restart(h);
+    cr_assert_not(hello(h, connect_as(h, b), b)->resumed);
+}
+
 /* The daemon dies of a request of that client, which comes back with its first lease. */
 static uint64_t
 die_of(struct harness *h, uint64_t conn, enum msg_method method, uint32_t id)
