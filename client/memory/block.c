@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "array.h"
 #include "base/clock.h"
 #include "lease.h"
 #include "reservation.h"
@@ -114,15 +115,61 @@ void
 block_lease(struct caid_client *client, struct block *block)
 {
     block->n_leased++;
-    if (block->leases++ == 0)
+    if (block->leases++ == 0 && block->n_kept == 0)
         end_idle(client->blocks, block);
 }
 
 void
 block_unlease(struct caid_client *client, struct block *block)
 {
-    if (--block->leases == 0)
+    if (--block->leases == 0 && block->n_kept == 0)
         make_idle(client->blocks, block);
+}
+
+/* ---- kept ---- */
+
+struct caid_mapping {
+    struct caid_client *client; /* a reference */
+    struct block *block;
+};
+
+/* The array's lease keeps the block until it is counted. */
+int
+caid_array_keep_mapping(struct caid_array *array, struct caid_mapping **ret,
+                        struct caid_error *error)
+{
+    int r = CHECK_GIVEN_OF(array, ret, error);
+
+    if (r == 0 && (!array->block || array->block->kind != BLOCK_DEVICE))
+        r = fail(error, CAID_ERR_UNSUPPORTED,
+                 "only a mapping of a device's memory can be kept");
+    if (r < 0)
+        return r;
+    struct caid_mapping *made = malloc(sizeof(*made));
+    if (!made)
+        return fail_errno(error, ENOMEM, "no memory for a mapping");
+    *made = (struct caid_mapping){client_ref(array->client), array->block};
+    pthread_mutex_lock(&made->client->lock);
+    made->block->n_kept++;
+    pthread_mutex_unlock(&made->client->lock);
+    *ret = made;
+    return 0;
+}
+
+void
+caid_mapping_release(struct caid_mapping *mapping)
+{
+    if (!mapping)
+        return;
+    struct caid_client *client = mapping->client;
+    if (!fork_guard_crossed(&client->guard)) { /* in a child the block is the parent's */
+        client_enter_anyway(client);
+        if (--mapping->block->n_kept == 0 && mapping->block->leases == 0)
+            make_idle(client->blocks, mapping->block);
+        client_leave(client);
+    }
+    free(mapping);
+    client_unref(client);
 }
 
 /* ---- mapping: all of it under block->lock ---- */

@@ -13,11 +13,12 @@
  * left here, it is not mapped any more, and no open or create is in flight whose reply might refer
  * to it. Later requests follow the `forget` on the same socket.
  *
- * Life: made when it arrives; idle when it has lost its last lease. A small idle block stays mapped
- * for a while, so that creating and closing in a loop makes no driver call. block_tidy() unmaps
- * idle blocks, and frees them when they can be forgotten. It runs on the client's thread
- * (reaper.h), or, where there is none, on the thread that made the block idle; then no block stays
- * idle.
+ * Life: made when it arrives; idle when it has lost its last lease, and nobody keeps it (struct
+ * caid_mapping). A small idle block stays mapped for a while, so that creating and closing in a
+ * loop makes no driver call. block_tidy() unmaps idle blocks, and frees them when they can be
+ * forgotten. It runs on the client's thread (reaper.h), or, where there is none, on the thread that
+ * made the block idle; then no block stays idle. The daemon may have freed a device block
+ * meanwhile, whose id never comes again.
  *
  * The fields so marked are under the client's lock. Driver calls (up to milliseconds) are made
  * under block->lock: only threads that need the same block wait for them. A lease that comes while
@@ -64,6 +65,7 @@ struct block {
 
     /* Under the client's lock. */
     uint32_t leases;
+    uint32_t n_kept;   /* caid_array_keep_mapping(): it is not idle while it is kept */
     uint64_t n_leased; /* leases ever */
     uint32_t n_given;  /* how many of its arrays a call has that wants all of them */
     uint64_t idle_at;  /* an idle block is unmapped then; 0: at once */

@@ -588,6 +588,18 @@ lease_send(PyObject *op, PyObject *many)
     return PyBytes_FromStringAndSize((const char *)ticket, sizeof(ticket));
 }
 
+static PyObject *
+lease_keep_mapping(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    PyObject *made;
+
+    if (py_lease_pin(lease(op)) < 0)
+        return NULL;
+    made = py_mapping_new(lease(op));
+    py_lease_unpin(lease(op));
+    return made;
+}
+
 /* ---- discard ---- */
 
 static PyObject *
@@ -645,6 +657,8 @@ static PyMethodDef lease_methods[] = {
      PyDoc_STR("A ticket for this client, for elements of the array as an array of its own.")},
     {"send", lease_send, METH_O,
      PyDoc_STR("A ticket by which another process takes it; True: by which many may.")},
+    {"_keep_mapping", lease_keep_mapping, METH_NOARGS,
+     PyDoc_STR("A Mapping, which keeps the block mapped without a lease.")},
     {"discard", lease_discard, METH_NOARGS, PyDoc_STR("Takes the contents as they are.")},
     {0},
 };

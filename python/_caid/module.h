@@ -82,7 +82,7 @@ bool py_interrupt_raise(void);
 #define PY_TYPES(TYPE)                                                            \
     TYPE(client) TYPE(lease) TYPE(host_view) TYPE(watch) TYPE(host_memory)        \
     TYPE(mark) TYPE(tensor) TYPE(stream) TYPE(event) TYPE(timeline) TYPE(bracket) \
-    TYPE(arena) TYPE(allocation)
+    TYPE(arena) TYPE(allocation) TYPE(mapping)
 /* clang-format on */
 
 #define PY_TYPE(name) extern PyType_Spec py_##name##_spec;
@@ -420,6 +420,11 @@ void py_lease_view_end(struct lease_object *self);
 /* Ends all leases of a closed client, except those that a HostView or a tensor has a share of.
  * leave: the memory stays mapped for good, since the work on it may never end. */
 void py_leases_end(struct client_object *client, bool leave);
+
+/* ---- Mapping (mapping.c) ---- */
+
+/* Makes a Mapping of the block of the lease, which is pinned meanwhile. */
+PyObject *py_mapping_new(struct lease_object *lease);
 
 /* ---- HostView (host_view.c) ---- */
 

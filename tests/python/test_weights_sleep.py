@@ -306,3 +306,20 @@ def test_what_is_mapped_already_stays_outside_of_a_reservation(client, model):
         at = min(a.ptr for a in first.values())
         with client.reserve(64 * MIB) as r, weights.open("m", client=client) as second:
             assert min(a.ptr for a in second.values()) == at and not r.address <= at < r.address + 64 * MIB
+
+
+def test_a_mapping_that_is_kept_ends_with_its_client(daemon):
+    with daemon.connect() as c, daemon.connect() as other, other.create("kept", LARGE, "|u1"):
+        with c.open("kept") as a:
+            at, mapping = a.ptr, a._memory._keep_mapping()
+        wait_until(lambda: n_leases(other) == 1)
+        with c.open("kept") as a:
+            assert a.ptr == at and not mapping.closed
+            last = a._memory._keep_mapping()
+        mapping.close()
+        mapping.close()
+        assert mapping.closed
+        with pytest.raises(caid.ClosedError):
+            a._memory._keep_mapping()
+    assert last.closed
+    last.close()

@@ -550,6 +550,18 @@ int caid_map_many(struct caid_array *const *arrays, size_t n, struct caid_error 
 /* Whether the array is mapped; one without memory counts as mapped. */
 bool caid_array_is_mapped(const struct caid_array *array);
 
+struct caid_mapping;
+
+/* Keeps the block that the array lies in mapped, also when this client has no array in it any more,
+ * so that the next open in it makes no driver call. That is no lease: the daemon may free the
+ * memory meanwhile, or give it to others of the pool, and the addresses may not be used without an
+ * array there. What the daemon has freed is the driver's again when the mapping is released, too.
+ * CAID_ERR_UNSUPPORTED: the array has no memory of a device. */
+int caid_array_keep_mapping(struct caid_array *array, struct caid_mapping **ret,
+                            struct caid_error *error);
+/* By any thread, also after caid_client_close(). NULL is allowed. */
+void caid_mapping_release(struct caid_mapping *mapping);
+
 struct caid_reservation;
 
 /* Addresses of this process for device memory, `size` bytes of them, rounded up to 2 MiB, from

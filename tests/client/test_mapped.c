@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mappings that a program keeps beyond its leases. */
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client_fixture.h"
+#include "process.h"
+
+#define MAPPED_TEST(name)                                                            \
+    CAID_TEST_BETWEEN(mapped, name, begin_with_gpu(), end(), .init = driver_warm_up, \
+                      .timeout = 120)
+
+/* The software driver tells what it is asked. */
+#define SOFT_TEST(name)                                                              \
+    CAID_TEST_BETWEEN(mapped, name, ONLY_IF(gpu_is_soft(), begin_with_gpu()), end(), \
+                      .init = driver_warm_up, .timeout = 120)
+
+#define MIB  (INT64_C(1) << 20)
+#define SIZE (80 * MIB) /* larger than what stays mapped when it is idle */
+
+static const char *const mapping_calls[] = {"cuMemImportFromShareableHandle",
+                                            "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
+                                            "cuMemUnmap"};
+
+static uint64_t
+n_mapping_calls(void)
+{
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < ARRAY_SIZE(mapping_calls); i++)
+        n += soft_calls(&f.gpu, mapping_calls[i]);
+    return n;
+}
+
+static uint64_t
+ptr_of(const struct caid_array *array)
+{
+    return caid_array_get_info(array)->ptr;
+}
+
+/* Waits for what is closed: then an idle block is unmapped, and forgotten. */
+static void
+flush(void)
+{
+    wait_for_leases(f.client, 0);
+    assert_ok(caid_flush(f.client, -1, NULL, &error));
+}
+
+static struct caid_mapping *
+keep(struct caid_array *array)
+{
+    struct caid_mapping *mapping = NULL;
+
+    assert_ok(caid_array_keep_mapping(array, &mapping, &error));
+    return mapping;
+}
+
+/* ---- without a lease ---- */
+
+SOFT_TEST(what_is_kept_is_opened_without_a_driver_call)
+{
+    struct caid_array *array = make_bytes(f.client, "x", SIZE);
+    struct caid_mapping *first = keep(array), *second = keep(array);
+    uint64_t ptr = ptr_of(array), calls = n_mapping_calls();
+
+    for (int i = 0; i < 3; i++) {
+        caid_array_close(array);
+        flush();
+        array = must_open("x", "rw");
+        cr_assert_eq(ptr_of(array), ptr);
+        if (i == 1)
+            caid_mapping_release(second); /* the other one is enough */
+    }
+    cr_assert_eq(n_mapping_calls(), calls);
+    caid_mapping_release(first); /* its array is open */
+    caid_array_close(array);
+    flush();
+    cr_assert_eq(soft_live(&f.gpu, "mappings"), 0);
+    array = must_open("x", "rw"); /* the daemon was told that it was forgotten */
+    caid_array_close(array);
+}
+
+SOFT_TEST(what_is_kept_goes_when_it_is_released)
+{
+    struct caid_array *array = make_bytes(f.client, NULL, SIZE);
+    struct caid_mapping *mapping = keep(array);
+
+    caid_array_close(array);
+    flush(); /* the daemon frees the block, which is mapped here */
+    cr_assert_eq(status_of(f.client).blocks, 0);
+    cr_assert_eq(soft_live(&f.gpu, "mappings"), 1);
+    caid_mapping_release(mapping);
+    flush();
+    cr_assert_eq(soft_live(&f.gpu, "mappings"), 0);
+    cr_assert_eq(soft_live(&f.gpu, "reservations"), 0);
+    caid_mapping_release(NULL);
+}
+
+static void *
+release(void *mapping)
+{
+    caid_mapping_release(mapping);
+    return NULL;
+}
+
+SOFT_TEST(another_thread_releases_after_the_client)
+{
+    struct caid_array *array = make_bytes(f.client, "x", SIZE);
+    struct caid_mapping *mapping = keep(array);
+    pthread_t thread;
+
+    caid_array_close(array);
+    caid_client_close(f.client);
+    cr_assert_eq(soft_live(&f.gpu, "mappings"), 1);
+    cr_assert_eq(pthread_create(&thread, NULL, release, mapping), 0);
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    cr_assert_eq(soft_live(&f.gpu, "mappings"), 0);
+    f.client = daemon_connect(&f.daemon);
+}
+
+MAPPED_TEST(only_memory_of_a_device_is_kept)
+{
+    const int64_t none = 0, some = 100;
+    struct caid_mapping *mapping = NULL;
+    OWNED struct caid_array *empty = NULL, *pinned = NULL,
+                            *array = make_bytes(f.client, NULL, 1);
+
+    OPTIONS(caid_create_options, of_none, .typestr = "|u1", .shape = &none, .ndim = 1);
+    assert_ok(caid_array_create(f.client, &empty, &of_none, &error));
+    OPTIONS(caid_create_options, of_host, .typestr = "|u1", .shape = &some, .ndim = 1,
+            .memory = "pinned");
+    assert_ok(caid_array_create(f.client, &pinned, &of_host, &error));
+    assert_failed(caid_array_keep_mapping(empty, &mapping, &error), CAID_ERR_UNSUPPORTED);
+    assert_failed(caid_array_keep_mapping(pinned, &mapping, &error), CAID_ERR_UNSUPPORTED);
+    assert_failed(caid_array_keep_mapping(NULL, &mapping, &error), CAID_ERR_INVALID);
+    assert_failed(caid_array_keep_mapping(array, NULL, &error), CAID_ERR_INVALID);
+    cr_assert_null(mapping);
+}
+
+MAPPED_TEST(a_child_leaves_the_parents_alone)
+{
+    struct caid_array *array = make_bytes(f.client, "x", SIZE);
+    struct caid_mapping *mapping = keep(array), *made = NULL;
+    uint64_t ptr = ptr_of(array);
+
+    pid_t pid = fork();
+    if (pid == 0) {
+        int r = caid_array_keep_mapping(array, &made, &error);
+        caid_mapping_release(mapping);
+        _exit(r < 0 && error.code == CAID_ERR_FORKED ? 0 : 1);
+    }
+    cr_assert_eq(process_wait(pid), 0);
+    caid_array_close(array);
+    flush();
+    array = must_open("x", "rw");
+    cr_assert_eq(ptr_of(array), ptr);
+    caid_mapping_release(mapping);
+    caid_array_close(array);
+}
+
+/* ---- over a restart ---- */
+
+static void
+begin_supervised(void)
+{
+    gpu_begin(&f.gpu);
+    daemon_start_supervised(&f.daemon);
+    f.client = daemon_connect(&f.daemon);
+}
+
+static void
+kill_daemon(void)
+{
+    cr_assert_eq(kill((pid_t)status_of(f.client).pid, SIGKILL), 0);
+    status_of(f.client);
+}
+
+#define RESTART_TEST(name)                                                             \
+    CAID_TEST_BETWEEN(mapped, name, ONLY_IF(gpu_is_soft(), begin_supervised()), end(), \
+                      .init = driver_warm_up, .timeout = 120)
+
+RESTART_TEST(what_is_kept_outlives_the_daemon)
+{
+    struct caid_array *array = make_bytes(f.client, "x", SIZE);
+    struct caid_mapping *kept = keep(array), *freed;
+    uint64_t ptr = ptr_of(array);
+
+    caid_array_close(array);
+    freed = keep(array = make_bytes(f.client, NULL, SIZE));
+    caid_array_close(array);
+    flush();
+    cr_assert_eq(status_of(f.client).blocks, 1);
+    uint64_t calls = n_mapping_calls();
+    kill_daemon();
+    array = must_open("x", "rw");
+    cr_assert_eq(ptr_of(array), ptr);
+    cr_assert_eq(n_mapping_calls(), calls);
+    caid_array_close(array);
+    caid_mapping_release(freed);
+    caid_mapping_release(kept);
+    flush();
+    cr_assert_eq(soft_live(&f.gpu, "mappings"), 0);
+}
