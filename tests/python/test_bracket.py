@@ -350,6 +350,33 @@ def test_what_a_bracket_has_left_is_pending(client, shared):
     a.discard()
 
 
+def test_parts_do_not_wait_for_each_others_work(client, shared):
+    """Neither for what brackets of other parts have left, nor for copies; who has some of the bytes does."""
+    a, _ = shared
+    gate = threading.Event()
+    s, t, u = (client.stream(non_blocking=True) for _ in range(3))
+    with s, t, u, client.empty_like(a) as source:
+        for held in (s, t):
+            held.add_callback(lambda *_: gate.wait(PATIENCE_S))
+        with a[:100].write(s), a[200:300].write(u) as v:
+            v[:50].copy_from(source[:50], stream=t)
+        with a[100:200].write() as v, client.stream(non_blocking=True) as other, a[800:].read(other):
+            v.synchronize(), v.fill(1)
+            assert v.__cuda_array_interface__["stream"] is None and "1" in repr(v)
+        with client.stream(non_blocking=True) as other:
+            with client.bracket(read=[a[100:150], a[160:200]], stream=other):
+                pass
+            other.synchronize()
+            with a[150:210].read(other):
+                pass
+            assert not other.query() and a[100:150].__cuda_array_interface__["stream"] is None
+            assert a[250:260].__cuda_array_interface__["stream"] is not None, "it has a bracket's bytes"
+            gate.set()
+            other.synchronize()
+    a.synchronize()
+    assert a.__cuda_array_interface__["stream"] is None and not a._memory.pending.spans
+
+
 # --- asyncio --------------------------------------------------------------------------------
 
 

@@ -9,6 +9,10 @@ or through a pointer, is not known here.
 The exported stream, the one that consumers are told, is caid's own and waits for the work. Nobody else ends
 it. It and the streams that arrays are bound to have no marks: they are looked at anew at each later use.
 
+A mark is for all of its memories, or, of brackets and copies of views, for some of their bytes. What has to do
+with other bytes alone does not wait for it. Bytes are told by a callable that gives pairs of addresses, the
+first byte's and the one after the last's, or by None for all.
+
 The marks of a memory are kept with it, in its attribute ``pending``; those of copies that use
 memory of the host are kept here besides, with that memory, as long as the copy may run: arrays and
 clients may be gone by then. Both are looked at when work is added, and are made short when it has
@@ -37,11 +41,12 @@ class Marks:
     """Marks in the order of the work. Any thread appends and removes one mark at a time, without a lock: an
     exception of a signal handler could leave a lock taken."""
 
-    __slots__ = ("list", "_many", "exported", "bound")
+    __slots__ = ("list", "_many", "spans", "exported", "bound")
 
     def __init__(self):
         self.list = []
         self._many = _FEW
+        self.spans = {}  # mark: the bytes that it is for, where these are not all
         self.exported = None  # the exported Stream, kept as long as the memory
         self.bound = []  # the Bound of arrays, by weak references
 
@@ -57,18 +62,29 @@ class Marks:
     def sweep(self):
         """Drops all marks that have passed."""
         self._drop(filter(_is_done, self.list[:]))
+        if not self.list:
+            self.spans.clear()  # of marks that were dropped before these were known
 
     def _drop(self, marks):
         for mark in marks:
+            self.spans.pop(mark, None)
             with contextlib.suppress(ValueError):  # another thread has removed it
                 self.list.remove(mark)
 
-    def unfinished(self):
+    def among(self, spans):
+        """The marks for some of these bytes."""
+        marks = self.list[:]
+        if spans is None or not self.spans:
+            return marks
+        wanted = spans()
+        return [mark for mark in marks if _meet(wanted, self.spans.get(mark, wanted))]
+
+    def unfinished(self, spans=None):
         """The last mark of each stream whose work is not done; all marks of streams that cannot be told
         apart."""
         self.sweep()
         last, streams = [], set()
-        for mark in reversed(self.list[:]):
+        for mark in reversed(self.among(spans)):
             key = _identity(mark.number, mark.stream)
             if key is None or key not in streams:
                 last.append(mark)
@@ -89,6 +105,10 @@ class Marks:
         """The streams on which there may be work without a mark."""
         streams = [self.exported, *(bound() for bound in self.bound[:])]
         return [stream for stream in map(_any_stream.live, streams) if stream is not None]
+
+
+def _meet(these, those):
+    return any(low < end and start < high for low, high in these for start, end in those)
 
 
 def _is_done(mark):
@@ -114,11 +134,11 @@ def _of(memory):
     return memory.pending or memory.pending_or(Marks())
 
 
-def _unfinished(memory, but=None):
+def _unfinished(memory, spans=None, but=None):
     """Marks for all work that is not done, but for what is on the stream of the number `but`."""
     if memory.pending is None:
         return ()
-    marks = memory.pending.unfinished()
+    marks = memory.pending.unfinished(spans)
     for stream in memory.pending.streams():
         with contextlib.suppress(ClosedError):  # its client is closed
             if _any_stream.handle(stream) != but:
@@ -154,30 +174,40 @@ def lists(memories, *, keeps):
     return tuple(each.list for each in marks)
 
 
+def narrow(mark, memory, spans):
+    """A mark that is recorded is for these bytes of a memory alone. Until this is called, or if it is not, it is
+    for all."""
+    memory.pending.spans[mark] = spans()
+
+
 def bind(memory, bound):
     """Counts what is on a stream as work on a memory, as long as somebody has the Bound."""
     known = _of(memory).bound
     known.append(ref(bound, known.remove))
 
 
-def note(memories, stream):
-    """Notes that work on these memories has been enqueued on a stream, by now."""
+def note(memories, stream, spans=None):
+    """Notes that work on these memories has been enqueued on a stream, by now. `spans`: by memory, the bytes
+    that it is for; those it lacks are used whole."""
     memories = [memory for memory in memories if memory.client is not None]
     if memories:
         client, device = memories[0].client, max(memories[0].mapped_device, 0)
-        mark(client, device, stream).record(lists(memories, keeps=False))
+        here = mark(client, device, stream)
+        here.record(lists(memories, keeps=False))
+        for memory in spans or ():
+            narrow(here, memory, spans[memory])
 
 
 # --- coming after it ------------------------------------------------------------------------
 
 
-def order(memory, stream):
+def order(memory, stream, spans=None):
     """What is enqueued on a stream from here on comes after the work on a memory. Nothing waits
     but the stream."""
-    order_all((memory,), stream)
+    order_all((memory,), stream, spans)
 
 
-def order_all(memories, stream):
+def order_all(memories, stream, spans=None):
     """order() for several memories, which may share marks."""
     number = _any_stream.handle(stream)
     own = _identity(number, _any_stream.owner(stream))
@@ -187,21 +217,21 @@ def order_all(memories, stream):
         if marks is None or marks.is_all_on(own) or marks.is_all_of(seen):
             continue
         seen.update(marks.list)
-        for each in _unfinished(memory, but=number):
+        for each in _unfinished(memory, spans, but=number):
             if own is None or own != _identity(each.number, each.stream):
                 each.wait(number)
 
 
-def wait(memory):
+def wait(memory, spans=None):
     """Waits on the host for the work on a memory."""
-    for each in _unfinished(memory):
+    for each in _unfinished(memory, spans):
         each.synchronize()
 
 
-def is_idle(memory, stream=None):
+def is_idle(memory, stream=None, spans=None):
     """Whether none of the work on a memory that is known of, nor any on this stream, is under way. Waits for
     nothing, and ends no capture of a graph. Raises Error where that cannot be told."""
-    if memory.pending is not None and memory.pending.unfinished():
+    if memory.pending is not None and memory.pending.unfinished(spans):
         return False
     streams = [] if memory.pending is None else memory.pending.streams()
     streams += [] if stream is None else [stream]
@@ -216,20 +246,20 @@ def follow(client, device, before, after):
     here.wait(_any_stream.handle(after))
 
 
-def stream_for(memory):
+def stream_for(memory, spans=None):
     """The number of a stream on which to wait for the work on a memory, alive as long as the
     memory; None where all of it is done."""
-    own = to_follow(memory)
+    own = to_follow(memory, spans)
     if own is None:
         return None
-    order(memory, own)
+    order(memory, own, spans)
     memory.pending.exported = own
     return _any_stream.handle(own)
 
 
-def to_follow(memory):
+def to_follow(memory, spans=None):
     """The Stream of caid's own that is to come after the work on a memory; None where all is done."""
-    return own_stream(memory) if _unfinished(memory) else None
+    return own_stream(memory) if _unfinished(memory, spans) else None
 
 
 _own_streams: WeakValueDictionary = WeakValueDictionary()  # (id of client, device): a Stream

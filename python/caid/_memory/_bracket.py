@@ -81,6 +81,7 @@ class Bracket(OfProcess, Generic[_Views]):
         "_stream",
         "_timeout",
         "_bracket",
+        "_spans",
         "_open",
         "_away",
         "__weakref__",
@@ -139,6 +140,7 @@ class Bracket(OfProcess, Generic[_Views]):
         reads, read_ranges = _claims(self._reads)
         writes, write_ranges = _claims(self._writes)
         ranges = read_ranges + write_ranges
+        self._spans = _spans(reads + writes, ranges)
         self._bracket = self._client._begin(
             reads,
             writes,
@@ -251,9 +253,9 @@ class Bracket(OfProcess, Generic[_Views]):
         before the bracket's work, and before its end."""
         for memory in self._memories():
             if self._stream is None:
-                _pending.wait(memory)
+                _pending.wait(memory, self._spans.get(memory))
             else:
-                _pending.order(memory, self._on)
+                _pending.order(memory, self._on, self._spans.get(memory))
 
     def _leave(self, end, *ignored):
         """Ends the bracket, after the work that this process has under way on the arrays. Where that is
@@ -266,7 +268,7 @@ class Bracket(OfProcess, Generic[_Views]):
             with contextlib.suppress(*ignored):
                 self._order()
                 if self._stream is not None:
-                    _pending.note(self._memories(), self._on)
+                    _pending.note(self._memories(), self._on, self._spans)
             end(self._bracket)
         except BaseException:
             with contextlib.suppress(Error):  # it has ended
@@ -317,6 +319,15 @@ def _claims(arrays):
         leases += [memory] * (len(merged) // 2)
         ranges += merged
     return tuple(leases), tuple(number % _ALL for number in ranges)
+
+
+def _spans(leases, ranges):
+    """The same, for _pending: of the leases that are used in part."""
+    spans: dict = {}
+    for memory, low, high in zip(leases, ranges[::2], ranges[1::2]):
+        if high:
+            spans.setdefault(memory, []).append((memory.ptr + low, memory.ptr + high))
+    return {memory: those.copy for memory, those in spans.items()}
 
 
 def _check(array, client):

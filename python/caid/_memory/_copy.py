@@ -119,7 +119,7 @@ def settle(array):
     memory, stream = array._memory, array._live_stream
     if stream is not None:
         memory.client._stream_synchronize(_any_stream.handle(stream), max(memory.mapped_device, 0))
-    _pending.wait(memory)
+    _pending.wait(memory, array._layout.spans)
     _pending.release()
 
 
@@ -209,12 +209,21 @@ def _enqueue(target, source, shape, stream):
     lists = _pending.lists([array._memory for array in arrays], keeps=bool(keep))
     try:
         _call(target, source, shape, mark, lists)
+        _narrow(mark, arrays)
     finally:
         for array in before:
             if _is_within_reach(array, stream, ordinal):
                 mark.wait(_any_stream.handle(array._live_stream))
             else:
                 mark.synchronize()
+
+
+def _narrow(mark, arrays):
+    """The copy is work on the views that it is of, where it has one of each memory."""
+    if len({array._memory.pending for array in arrays}) == len(arrays):
+        for array in arrays:
+            if isinstance(array._memory, _caid.Lease) and array._layout.shape != array._memory.shape:
+                _pending.narrow(mark, array._memory, array._layout.spans)
 
 
 def _is_on(array, stream, ordinal):

@@ -204,4 +204,4 @@ def let_wait(array, device, stream):
         return
     if before is not None:
         _pending.follow(memory.client, max(memory.mapped_device, 0), before, stream)
-    _pending.order(memory, stream)
+    _pending.order(memory, stream, array._layout.spans)

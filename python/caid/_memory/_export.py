@@ -55,8 +55,8 @@ def cuda(array):
 def _exported_stream(array):
     stream = array._live_stream
     if stream is None:
-        return _pending.stream_for(array._memory)
-    _pending.order(array._memory, stream)
+        return _pending.stream_for(array._memory, array._layout.spans)
+    _pending.order(array._memory, stream, array._layout.spans)
     return _any_stream.handle(stream)
 
 

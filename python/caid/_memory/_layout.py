@@ -7,7 +7,7 @@ NamedTuple compiles each, and a process's first ``compile()`` takes as long as t
 
 from typing import NamedTuple, Optional
 
-from .._base import _typestr
+from .._base import _geometry, _typestr
 
 
 class Layout(NamedTuple):
@@ -18,6 +18,12 @@ class Layout(NamedTuple):
     strides: tuple
     element: _typestr.Element
     readonly: bool
+
+    def spans(self):
+        """The bytes from the first to the last that the elements lie in, for _pending; where there are no
+        elements, any byte."""
+        low, high = _geometry.extent(self.shape, self.strides, self.element.itemsize)
+        return ((self.ptr + low, self.ptr + high),) if low < high else ((0, 1 << 64),)
 
 
 class Described(NamedTuple):

@@ -28,7 +28,7 @@ def shown(array):
     try:
         if not 0 < array.size <= _SHOWN or array.nbytes > _SHOWN_BYTES:
             return ""
-        if not _pending.is_idle(array._memory, array._live_stream):
+        if not _pending.is_idle(array._memory, array._live_stream, array._layout.spans):
             return ""
         np = _typestr.numpy()
         host = np.empty(array.shape, _dtype(array._layout.element))
