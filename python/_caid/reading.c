@@ -1,59 +1,57 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Client._read_files(): files into a device's memory, by all the threads that call it. */
+/* Client._read_files(): files into the memory of devices or of the host. */
 #include "module.h"
 
 struct files {
     PyObject *paths; /* a tuple, for messages */
-    int *fds;
-    Py_buffer stretches, control;
+    Py_buffer files, stretches, targets, control;
 };
 
 static void
 files_deinit(struct files *files)
 {
-    PyMem_Free(files->fds);
+    PyBuffer_Release(&files->files);
     PyBuffer_Release(&files->stretches);
+    PyBuffer_Release(&files->targets);
     PyBuffer_Release(&files->control);
 }
 
-static int
-files_init(struct files *files, PyObject *paths, PyObject *fds, PyObject *stretches,
-           PyObject *control)
+static size_t
+count(const Py_buffer *buffer, size_t each)
 {
-    if (PyTuple_GET_SIZE(paths) != PyTuple_GET_SIZE(fds)) {
-        PyErr_SetString(PyExc_TypeError, "fds: one for each path is needed");
-        return -1;
-    }
-    files->paths = paths;
-    files->fds = PyMem_Calloc((size_t)PyTuple_GET_SIZE(fds) + 1, sizeof(int));
-    if (!files->fds) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(fds); i++) {
-        files->fds[i] = PyObject_AsFileDescriptor(PyTuple_GET_ITEM(fds, i));
-        if (files->fds[i] < 0)
-            return -1;
-    }
-    if (PyObject_GetBuffer(stretches, &files->stretches, PyBUF_SIMPLE) < 0)
-        return -1;
-    return PyObject_GetBuffer(control, &files->control, PyBUF_WRITABLE);
+    return (size_t)buffer->len / each;
 }
 
-/* How many reads the stretches take; -1 where the stretches are no valid table. */
-static int64_t
-count_reads(const struct files *files, size_t n)
+static int
+files_init(struct files *files, PyObject *paths, PyObject *table, PyObject *stretches,
+           PyObject *targets, PyObject *control)
+{
+    files->paths = paths;
+    if (PyObject_GetBuffer(table, &files->files, PyBUF_SIMPLE) < 0 ||
+        PyObject_GetBuffer(stretches, &files->stretches, PyBUF_SIMPLE) < 0 ||
+        PyObject_GetBuffer(targets, &files->targets, PyBUF_SIMPLE) < 0 ||
+        PyObject_GetBuffer(control, &files->control, PyBUF_WRITABLE) < 0)
+        return -1;
+    const size_t n_targets = count(&files->targets, sizeof(struct cuda_target));
+    if (count(&files->files, sizeof(struct cuda_file)) == (size_t)PyTuple_GET_SIZE(paths) &&
+        n_targets > 0 && n_targets <= CUDA_TARGETS_MAX &&
+        files->control.len == 2 * sizeof(uint64_t))
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "not one file for each path, or no targets or control");
+    return -1;
+}
+
+static bool
+are_stretches(const struct files *files)
 {
     const struct cuda_stretch *stretches = files->stretches.buf;
-    uint64_t first = 0;
 
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < count(&files->stretches, sizeof(*stretches)); i++)
         if (stretches[i].file >= (uint64_t)PyTuple_GET_SIZE(files->paths) ||
-            stretches[i].nbytes > INT64_MAX / 2 || stretches[i].first != first)
-            return -1;
-        first += (stretches[i].nbytes + CUDA_READ_SIZE - 1) / CUDA_READ_SIZE;
-    }
-    return files->control.len == 3 * sizeof(uint64_t) ? (int64_t)first : -1;
+            stretches[i].nbytes == 0 || stretches[i].nbytes > INT64_MAX / 2 ||
+            stretches[i].offset > INT64_MAX / 2)
+            return false;
+    return true;
 }
 
 PyObject *
@@ -61,37 +59,38 @@ py_client_read_files(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
     __attribute__((cleanup(files_deinit))) struct files files = {0};
-    PyObject *paths, *fds, *table, *shared;
+    PyObject *paths, *table, *stretches, *targets, *shared;
     struct caid_error error = {0};
-    uint64_t stream;
-    int32_t device;
-    int64_t n_reads, file;
+    uint32_t n_threads;
+    int32_t gate;
+    int64_t file;
     int r;
 
-    if (PY_ARGS(self->state, "read_files", PY_TUPLE(paths), PY_TUPLE(fds), PY_ARG(table),
-                PY_ARG(shared), PY_ARG(device), PY_ARG(stream)) < 0 ||
-        files_init(&files, paths, fds, table, shared) < 0)
+    if (PY_ARGS(self->state, "read_files", PY_TUPLE(paths), PY_ARG(table), PY_ARG(stretches),
+                PY_ARG(targets), PY_ARG(gate), PY_ARG(shared), PY_ARG(n_threads)) < 0 ||
+        files_init(&files, paths, table, stretches, targets, shared) < 0)
         return NULL;
-    size_t n = (size_t)files.stretches.len / sizeof(struct cuda_stretch);
-    n_reads = count_reads(&files, n);
-    if (n_reads < 0) {
+    if (!are_stretches(&files)) {
         PyErr_SetString(PyExc_ValueError, "stretches: no valid table of the files");
         return NULL;
     }
     _Atomic uint64_t *control = files.control.buf;
     const struct cuda_reading reading = {
-        .fds = files.fds,
+        .files = files.files.buf,
+        .n_files = count(&files.files, sizeof(struct cuda_file)),
         .stretches = files.stretches.buf,
-        .n_stretches = n,
-        .n_reads = (uint64_t)n_reads,
-        .next = &control[0],
-        .done = &control[1],
-        .stop = &control[2],
+        .n_stretches = count(&files.stretches, sizeof(struct cuda_stretch)),
+        .targets = files.targets.buf,
+        .n_targets = count(&files.targets, sizeof(struct cuda_target)),
+        .gate = gate,
+        .n_threads = n_threads,
+        .done = &control[0],
+        .stop = &control[1],
     };
     struct caid_client *c = py_client_enter(self);
     if (!c)
         return NULL;
-    WITHOUT_GIL(r = cuda_read(c, device, stream, &reading, &file, &error));
+    WITHOUT_GIL(r = cuda_read(c, &reading, &file, &error));
     py_client_leave(self);
     if (r < 0 && file >= 0)
         return py_error_raise_code(self->state, CAID_ERR_SYSTEM, -r, "%S: %s",

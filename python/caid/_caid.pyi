@@ -92,11 +92,12 @@ class Client:
     def _read_files(
         self,
         paths: tuple[str, ...],
-        fds: tuple[int, ...],
-        table: Buffer,
+        files: Buffer,
+        stretches: Buffer,
+        targets: Buffer,
+        gate: int,
         shared: Buffer,
-        device: int,
-        stream: int,
+        n_threads: int,
         /,
     ) -> None: ...
     def _set_list(self, set: Lease, /) -> list[_Record]: ...

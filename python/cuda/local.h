@@ -60,33 +60,50 @@ int cuda_host_unregister(struct caid_client *client, int32_t device, void *ptr,
 
 /* ---- files ---- */
 
+struct cuda_file {
+    int64_t fd;
+    int64_t
+        direct; /* the same file, open with O_DIRECT; -1: it is always read by the page cache */
+};
+
 struct cuda_stretch { /* of a file, and where it goes */
-    uint64_t file;    /* index in fds */
+    uint64_t file;    /* index in files */
     uint64_t offset;  /* in it */
     uint64_t nbytes;
-    uint64_t dst; /* device address */
-    uint64_t
-        first; /* number of its first read; each stretch has one for CUDA_READ_SIZE bytes */
+    uint64_t at; /* in each target */
 };
 
-#define CUDA_READ_SIZE (4 << 20)
+struct cuda_target { /* memory that gets all stretches */
+    int64_t device;  /* index; CUDA_TARGET_HOST: it is the host's */
+    uint64_t ptr;
+    uint64_t stream; /* of the device */
+};
 
-/* The list of reads that several threads share in cuda_read(). The caller owns it. */
-struct cuda_reading {
-    const int *fds;
-    const struct cuda_stretch *stretches; /* by their first reads */
+#define CUDA_TARGET_HOST (-1)
+#define CUDA_TARGETS_MAX 16
+
+struct cuda_reading { /* all of it is the caller's */
+    const struct cuda_file *files;
+    size_t n_files;
+    const struct cuda_stretch *stretches;
     size_t n_stretches;
-    uint64_t n_reads;
-    /* Shared by the threads: the next read, the bytes read so far, and whether to stop. */
-    _Atomic uint64_t *next, *done, *stop;
+    const struct cuda_target *targets;
+    size_t n_targets;
+    /* Readable when ptr and stream of the targets are there, which devices need last: reading and
+     * page-locking begin before. -1: they are. */
+    int gate;
+    unsigned n_threads;
+    /* Shared with other threads: the bytes read so far, and whether to stop. */
+    _Atomic uint64_t *done, *stop;
 };
 
-/* Takes reads from the list, and copies them to the device on the stream by way of page-locked
- * memory of its own, until none is left or the threads are to stop. 0 when its own copies are
- * done. A failure stops the other threads. ret_file: the file that could not be read, or -1;
- * CAID_ERR_SYSTEM, with ENODATA where it is too short. */
-int cuda_read(struct caid_client *client, int32_t device, uint64_t stream,
-              const struct cuda_reading *reading, int64_t *ret_file, struct caid_error *error);
+/* Reads all stretches, by several threads, once, and copies them to the targets; returns when the
+ * copies are done, or soon after it is to stop (0). What the page cache lacks is read past it,
+ * where a file is open so and its file system does it. Without a device among the targets no driver
+ * is needed. ret_file: the file that could not be read, or -1; CAID_ERR_SYSTEM, with ENODATA where
+ * it is too short. */
+int cuda_read(struct caid_client *client, const struct cuda_reading *reading, int64_t *ret_file,
+              struct caid_error *error);
 
 /* ---- streams ---- */
 

@@ -114,6 +114,7 @@ def test_a_thread_whose_start_fails(client, other, old, tmp_path, monkeypatch, n
     """Or is interrupted, while the thread runs."""
     weights.load(old, "n", client=other)
     weights.unload("n", client=other)  # what there is has no releaser
+    floats = models.write(tmp_path / "floats", {"a": ("F32", (4,), bytes(16))})  # what is converted has several threads
     wait_until(lambda: other.flush() and len(_releaser._running) == 1, lambda: _releaser._running)
     start, started = threading.Thread.start, []
 
@@ -128,7 +129,7 @@ def test_a_thread_whose_start_fails(client, other, old, tmp_path, monkeypatch, n
     with unharmed(client, tmp_path, KeyboardInterrupt if runs else RuntimeError), monkeypatch.context() as patched:
         patched.setattr(_staging, "THREADS", 3)
         patched.setattr(threading.Thread, "start", fail)
-        weights.load(old, "m", client=other)
+        weights.load(floats, "m", dtype="<f8", client=other)
 
 
 def test_a_step_of_a_save_that_fails(client, old, tmp_path, monkeypatch):
@@ -287,7 +288,8 @@ def test_what_is_not_written_to(client, old, tmp_path):
 
 def test_an_array_that_cannot_be_made(client, old, tmp_path, monkeypatch):
     """Any of them, while others are being filled."""
-    array_of = weights._load._array_of
+    place = weights._load._OnDevice
+    array_of = place.array_of
 
     def fail(*args):
         left.pop()
@@ -295,7 +297,7 @@ def test_an_array_that_cannot_be_made(client, old, tmp_path, monkeypatch):
             raise caid.LimitError(1, "no more")
         return array_of(*args)
 
-    monkeypatch.setattr(weights._load, "_array_of", fail)
+    monkeypatch.setattr(place, "array_of", fail)
     for n in range(1, 1 + len(models.KEYS)):
         left = [None] * n
         with unharmed(client, tmp_path, caid.LimitError, "no more"):

@@ -42,9 +42,12 @@ class Chunks:
 
 
 def run(
-    work: Callable[[], None], stop: Callable[[], None], wait: Callable[[], None]
+    work: Callable[[], None],
+    stop: Callable[[], None],
+    wait: Callable[[], None],
+    n_threads: int | None = None,
 ) -> None:
-    """Calls work() in several threads, and wait() ten times a second in this one.
+    """Calls work() in several threads (THREADS), and wait() ten times a second in this one.
 
     What fails first, in a thread or in wait(), and Ctrl-C, calls stop(), which has every work() return
     soon, and is raised when all have.
@@ -62,7 +65,7 @@ def run(
             traceback.clear_frames(e.__traceback__)  # they have memory of a lane
             fail(e)
 
-    threads = [threading.Thread(target=run_one, name="caid-weights") for _ in range(THREADS)]
+    threads = [threading.Thread(target=run_one, name="caid-weights") for _ in range(n_threads or THREADS)]
     try:
         for thread in threads:
             thread.start()

@@ -21,8 +21,9 @@ except ImportError as e:
     raise ImportError("caid.weights needs NumPy: pip install 'caid[weights]'", name="numpy") from e
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Mapping, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Mapping, Sequence, Union
 
+from .._base._errors import invalid
 from .._session import _default
 from .._session._client import Client
 from . import _load, _plan, _progress, _save
@@ -45,7 +46,8 @@ def load(
     name: str,
     *,
     pool: str | None = None,
-    device: int | str = 0,
+    device: int | str | Sequence[int | str] = 0,
+    memory: Literal["device", "pinned"] = "device",
     dtype: Any = None,
     only: str | Iterable[str] | None = None,
     shard: tuple | None = None,
@@ -53,11 +55,11 @@ def load(
     progress: Progress | bool = False,
     client: Client | None = None,
     comm: MPI.Intracomm | None = None,
-) -> int:
+) -> Any:
     """Loads a model from safetensors files into the daemon's memory, and puts it under a name, in one
     step, when it is whole. What had the name lives on as long as somebody holds it.
 
-    Memory for all of it is taken before anything is read. A load that fails, or is interrupted, leaves
+    Memory for all of it is taken at first, while reading begins. A load that fails, or is interrupted, leaves
     nothing, and the name as it was.
 
     Parameters
@@ -68,8 +70,13 @@ def load(
         "llama": the tensors' names are "llama/" and what the files call them.
     pool : str, optional
         The pool whose members may open it; by default the caller's own.
-    device : int or str
-        Index in ``client.devices``, or UUID.
+    device : int, str, or several
+        Index in ``client.devices``, or UUID. With a list, each of these devices gets the whole model, and the
+        files are read once: the first has it as "llama.0", the second as "llama.1", and so on. Different parts
+        of a model for several devices are several loads with `shard`, which may run beside each other.
+    memory : "device" or "pinned"
+        "pinned": the model lies in the host's memory, page-locked, for engines that compute on the CPU or copy it
+        themselves. `device` is that of whose driver the memory is locked.
     dtype : dtype, optional
         The type to which floating-point tensors are converted, on the host: "bfloat16", "float16",
         "float8_e4m3fn", ... Values that are too large become infinities. Types that NumPy lacks need ml_dtypes.
@@ -95,8 +102,8 @@ def load(
 
     Returns
     -------
-    int
-        The version, on this machine.
+    int, or list of int
+        The version, on this machine; with several devices, that of each.
 
     Raises
     ------
@@ -105,7 +112,7 @@ def load(
     OSError
         A file cannot be read, or has become shorter (ENODATA).
     OutOfMemoryError, QuotaError, LimitError
-        There is not enough memory for the model, which shows before anything is read; the message tells which
+        There is not enough memory for the model, which shows at first; the message tells which
         processes hold earlier versions.
     InvalidError, InvalidNameError
         No tensors; a tensor that cannot be divided; a name that no array can have.
@@ -113,18 +120,30 @@ def load(
         As :meth:`caid.Client.publish_many`.
     """
     prefix = prefix_of(name)
+    is_several = isinstance(device, (list, tuple))
+    prefixes = [f"{prefix[:-1]}.{i}/" for i in range(len(device))] if is_several else [prefix]
+    if memory not in ("device", "pinned"):
+        raise invalid(f"memory {memory!r}: weights are in \"device\" or \"pinned\" memory")
 
     def plan():
         paths = [model] if isinstance(model, (str, os.PathLike)) else model
-        return _plan.make(read_model(paths), prefix, dtype, only, shard, tie)
+        return _plan.make(read_model(paths), max(prefixes, key=len, default=prefix), dtype, only, shard, tie)
 
     show = _shown(progress, f"loading {prefix[:-1]}")
     if comm is not None:
         from . import _across
 
+        if memory != "device" or is_several:
+            raise invalid("comm: each machine has the model in memory of one device")
         return _across.load(comm, client, plan, prefix, pool=pool, device=device, progress=show)
     client = client or _default.default_client()
-    return _load.load(client, plan(), prefix, pool=pool, device=client._index_of(device), progress=show)
+    devices = [client._index_of(one) for one in (device if is_several else [device])]
+    if not devices or len(set(devices)) < len(devices):
+        raise invalid(f"device {device!r}: each once, and one at least")
+    if memory == "pinned" and is_several:
+        raise invalid("memory=\"pinned\" is the host's: of one device's driver")
+    versions = _load.load(client, plan(), prefixes, pool=pool, devices=devices, memory=memory, progress=show)
+    return versions if is_several else versions[0]
 
 
 def _shown(progress, what):

@@ -27,11 +27,11 @@ def load(
         with mpi.Phase(comm):
             if machines.leads(comm.rank):
                 loading = _load.Loading(stack, client, plan, prefix, pool=pool, device=device)
-                memory = stack.enter_context(client.as_array(loading.memory, sync=False))
+                memory = stack.enter_context(client.as_array(loading.place.allocation, sync=False))
                 lane = stack.enter_context(_staging.Lane(client, device, mpi.CHUNK))
         with mpi.Phase(comm):
             if comm.rank == 0:
-                loading.fill(progress)
+                _load.fill(client, plan, [device], lambda: [loading], progress)
             elif machines.leads(comm.rank):
                 loading.make_arrays()
         with mpi.Phase(comm) as phase, machines.between(comm) as leaders:

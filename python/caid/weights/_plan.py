@@ -18,6 +18,7 @@ from ._safetensors import METADATA, Model, Tensor, is_note
 CHUNK = 4 << 20  # bytes that are read, and copied, at a time
 _ALIGNED = 512  # of an array's first byte, as of memory of cuMemAlloc()
 _NAME_MAX = 255  # bytes
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 # Names in Hugging Face's models. A layer's weight is (out, in): layers whose outputs are divided have a part of
 # the rows, and layers that sum over divided inputs a part of the columns.
@@ -99,7 +100,7 @@ def _check_name(prefix, key):
         n = len(name.encode())
     except UnicodeEncodeError:
         n = 0
-    if not key or not 0 < n <= _NAME_MAX or any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
+    if not key or not 0 < n <= _NAME_MAX or _CONTROL.search(name):
         raise InvalidNameError(
             22,
             f"tensor {key!r}: {prefix!r} and it have to be a name of 1 to {_NAME_MAX} bytes of UTF-8 "
