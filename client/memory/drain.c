@@ -23,7 +23,7 @@ struct drained {
 static bool
 has_memory(const struct caid_array *array)
 {
-    return array->block || array->managed;
+    return array->block || array->managed || array->of_parts;
 }
 
 /* Where the driver cannot say, the context counts as active, unless it is dead. */
@@ -45,7 +45,8 @@ static uint64_t
 active_primaries(const struct caid_array *array)
 {
     const struct gpu *gpu = &array->client->gpu;
-    bool everywhere = array->managed || array->block->kind == BLOCK_PINNED;
+    bool everywhere = array->managed ||
+                      (array->block ? array->block->kind == BLOCK_PINNED : array->on_host);
     uint64_t places = 0;
 
     for (uint32_t i = 0; i < gpu->n_devices; i++)

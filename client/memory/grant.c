@@ -204,6 +204,7 @@ take_array(struct caid_client *client, const struct msg_array *m, struct msg_str
                  .readonly = request->readonly,
                  .uid = (uint32_t)m->uid,
                  .members = m->members,
+                 .layout = m->layout,
                  .memory = memory},
     };
     struct caid_array *array = array_new(client, &spec);

@@ -1,13 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* caid_publish_many(): makes a set, fills it and publishes it; nobody else sees it before that. */
+/*
+ * caid_publish_many(): makes a set, fills it and publishes it; nobody else sees it before that.
+ * caid_set_create(): makes a set of parts of one array, which its maker publishes.
+ */
 #include <errno.h>
 #include <string.h>
 
 #include "array.h"
+#include "block.h"
 #include "drain.h"
 #include "session/client.h"
 
-#define LEASE_BYTES 9 /* the most bytes of a lease in a stage request */
+#define LEASE_BYTES    9   /* the most bytes of a lease in a stage request */
+#define STAGE_OVERHEAD 512 /* bytes of a request beside its members */
+
+static int
+check_number(const struct caid_client *client, size_t n, struct caid_error *error)
+{
+    return n > 0 && n <= client->set_max
+               ? 0
+               : fail(error, CAID_ERR_INVALID,
+                      "a set of this daemon's has 1 to %u arrays, not %zu", client->set_max, n);
+}
 
 static int
 check_many(struct caid_client *client, const char *name, const char *const *keys,
@@ -23,9 +37,8 @@ check_many(struct caid_client *client, const char *name, const char *const *keys
             "the name of a set ends in \"/\": \"%s/\" has the names that begin so, \"%s\" would "
             "have all that begin with it",
             name, name);
-    if (r == 0 && (n == 0 || n > client->set_max))
-        r = fail(error, CAID_ERR_INVALID, "a set of this daemon's has 1 to %u arrays, not %zu",
-                 client->set_max, n);
+    if (r == 0)
+        r = check_number(client, n, error);
     if (r == 0 && options->companion)
         r = fail(error, CAID_ERR_INVALID, "a set is published without a companion");
     return r;
@@ -51,12 +64,13 @@ settle_all(const struct caid_client *client, struct caid_array *const *arrays, s
 }
 
 static int
-make_empty(struct caid_client *client, const char *pool, struct caid_array **ret,
-           struct caid_error *error)
+make_empty(struct caid_client *client, const char *pool, int32_t device,
+           struct caid_array **ret, struct caid_error *error)
 {
     struct caid_create_options options = CAID_INIT(struct caid_create_options);
 
     options.pool = pool;
+    options.device = device;
     options.typestr = "|u1";
     options.shape = (const int64_t[]){0};
     options.ndim = 1;
@@ -103,7 +117,7 @@ caid_publish_many(struct caid_client *client, const char *name, const char *cons
     if (r == 0)
         r = settle_all(client, arrays, n, opts.stream, error);
     if (r == 0)
-        r = make_empty(client, caid_array_get_info(arrays[0])->pool, &set, error);
+        r = make_empty(client, caid_array_get_info(arrays[0])->pool, 0, &set, error);
     if (r < 0)
         return r;
     opts.struct_size = sizeof(opts); /* 0 where options was NULL */
@@ -112,4 +126,158 @@ caid_publish_many(struct caid_client *client, const char *name, const char *cons
         r = caid_array_publish(set, name, &opts, ret_generation, error);
     array_close_now(set);
     return r;
+}
+
+/* ---- a set of parts ---- */
+
+struct staging {
+    struct call call;
+    uint64_t layout;
+};
+
+static int
+take_staged(struct caid_client *client UNUSED, struct call *call, const void *reply,
+            struct call_fds *fds UNUSED)
+{
+    const struct msg_stage_parts_result *result = reply;
+
+    container_of(call, struct staging, call)->layout = result->layout;
+    return result->part ? 0 : -EPROTO;
+}
+
+static int
+check_member(const struct caid_member *m, struct caid_error *error)
+{
+    int r = check_name(m->key, error);
+    if (r == 0)
+        r = check_type(m->typestr, m->descr, NULL, error);
+    return r < 0 ? r : check_shape(m->ndim, m->shape, error);
+}
+
+static struct msg_member
+member_record(const struct caid_member *m)
+{
+    static const int64_t none; /* an empty list is not NULL */
+
+    return (struct msg_member){
+        .key = MSG_STR(m->key),
+        .offset = m->offset,
+        .typestr = MSG_STR(m->typestr),
+        .shape = {m->ndim ? m->shape : &none, m->ndim},
+        .strides = {m->strides, m->strides ? m->ndim : 0},
+        .descr = msg_str_opt(m->descr),
+    };
+}
+
+/* Puts as many of the members as fit into one request, into its room for PROTO_OPEN_MAX. */
+static int
+fill_request(const struct caid_client *client, struct msg_member *room,
+             const struct caid_member *members, size_t n, uint32_t *ret_n,
+             struct caid_error *error)
+{
+    size_t bytes = STAGE_OVERHEAD;
+    uint32_t i = 0;
+
+    for (; i < n && i < client->open_max; i++) {
+        int r = check_member(&members[i], error);
+        if (r < 0)
+            return r;
+        room[i] = member_record(&members[i]);
+        bytes += msg_member_size(&room[i]);
+        if (i > 0 && bytes > client->packet_max)
+            break;
+    }
+    *ret_n = i;
+    return 0;
+}
+
+static int
+ask_staged(struct caid_client *client, const struct msg_stage_parts_params *params,
+           uint64_t *ret_layout, struct caid_error *error)
+{
+    struct staging *staging = call_new(sizeof(*staging), MSG_STAGE_PARTS, params);
+
+    if (!staging)
+        return fail_errno(error, ENOMEM, "no memory for a request");
+    staging->call.take = take_staged;
+    int r = client_enter(client, error);
+    if (r < 0) {
+        free(staging);
+        return r;
+    }
+    r = call_run(client, &staging->call, error);
+    if (r == 0)
+        *ret_layout = staging->layout;
+    else if (staging->call.error.code == CAID_ERR_UNKNOWN_METHOD)
+        fail(error, CAID_ERR_UNKNOWN_METHOD,
+             "%s: the daemon is too old to make parts that are members of a set",
+             client->socket);
+    call_free(&staging->call);
+    client_leave(client);
+    return r;
+}
+
+/* Stages all of the members. *ret_layout: what the set has then. */
+static int
+stage_parts(struct caid_array *set, const struct caid_array *whole,
+            const struct caid_member *members, size_t n, uint64_t *ret_layout,
+            struct caid_error *error)
+{
+    _cleanup_free_ struct msg_member *room = calloc(PROTO_OPEN_MAX, sizeof(*room));
+    struct msg_stage_parts_params params = {.lease = set->lease, .whole = whole->lease};
+    int r = 0;
+
+    if (!room)
+        return fail_errno(error, ENOMEM, "no memory for %zu members", n);
+    params.parts = room;
+    for (size_t i = 0; r == 0 && i < n; i += params.n_parts) {
+        r = fill_request(set->client, room, members + i, n - i, &params.n_parts, error);
+        if (r == 0)
+            r = ask_staged(set->client, &params, ret_layout, error);
+    }
+    return r;
+}
+
+static int
+check_whole(const struct caid_array *whole, struct caid_error *error)
+{
+    if (whole->managed)
+        return fail(error, CAID_ERR_UNSUPPORTED,
+                    "managed memory is of this process alone: it has no parts");
+    if (whole->info.readonly)
+        return fail(error, CAID_ERR_READ_ONLY,
+                    "the array is open with mode \"r\": who makes parts of it writes it");
+    return 0;
+}
+
+int
+caid_set_create(struct caid_client *client, struct caid_array **ret, struct caid_array *whole,
+                const struct caid_member *members, size_t n, struct caid_error *error)
+{
+    struct caid_array *set;
+    uint64_t layout = 0;
+
+    int r = client_check_given(client, ret && members, ret ? "members" : "ret", error);
+    if (r == 0 && (!whole || whole->client != client))
+        r = fail(error, CAID_ERR_INVALID, "the whole is no array of this client's");
+    if (r == 0)
+        r = check_whole(whole, error);
+    if (r == 0)
+        r = check_number(client, n, error);
+    if (r == 0)
+        r = make_empty(client, whole->info.pool, whole->info.device, &set, error);
+    if (r < 0)
+        return r;
+    r = stage_parts(set, whole, members, n, &layout, error);
+    if (r < 0) {
+        array_close_now(set);
+        return r;
+    }
+    set->info.members = n;
+    set->info.layout = layout;
+    set->of_parts = true;
+    set->on_host = whole->block && whole->block->kind == BLOCK_PINNED;
+    set->place = whole->place;
+    *ret = set;
+    return 0;
 }

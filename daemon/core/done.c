@@ -39,6 +39,7 @@ bool
 done_answer(struct core *core, struct conn *conn, const struct done *done)
 {
     const struct msg_publish_part_result part = {done->generation, done->part};
+    const struct msg_stage_parts_result staged = {done->part, done->generation};
     const struct msg_publish_result publish = {done->generation};
     const struct msg_none none = {};
     const void *result = &none;
@@ -47,6 +48,8 @@ done_answer(struct core *core, struct conn *conn, const struct done *done)
         return false;
     if (done->method == MSG_PUBLISH_PART)
         result = &part;
+    else if (done->method == MSG_STAGE_PARTS)
+        result = &staged;
     else if (done->method == MSG_PUBLISH || done->method == MSG_RENAME)
         result = &publish;
     send_result(core, conn, done->request, (enum msg_method)done->method, result, NULL, 0);

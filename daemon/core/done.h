@@ -18,8 +18,8 @@ struct refusal;
 struct done {
     union {
         struct {
-            uint64_t generation,
-                part; /* of the answer, where there is one; CREATE: the array */
+            uint64_t generation, part; /* of the answer, where there is one; CREATE: the array;
+                       * STAGE_PARTS: the layout, and the first part */
         };
 
         uint64_t ticket[2]; /* TAKE */

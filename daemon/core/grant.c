@@ -24,6 +24,7 @@ array_record(const struct core *core, const struct array *array, const struct gr
         .generation = grant->set ? grant->set->generation : array->generation,
         .uid = array->charge.user->uid,
         .members = array->is_set ? array->set->n : 0,
+        .layout = set_layout(array),
         .memory = msg_str_opt(array->mapped ? "mapped" : NULL), /* NULL: the block says it */
     };
 

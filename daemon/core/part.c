@@ -148,10 +148,10 @@ part_make(struct core *core, struct conn *conn, struct user *user, struct array 
 }
 
 int
-part_new(struct core *core, struct conn *conn, struct array *whole, uint64_t offset,
+part_new(struct core *core, struct conn *conn, struct array *whole, uint64_t offset, bool told,
          struct array_request *req, struct array **ret, struct refusal *r)
 {
-    return part_make(core, conn, conn->user, whole, offset, req, ret, r);
+    return part_make(core, told ? conn : NULL, conn->user, whole, offset, req, ret, r);
 }
 
 int

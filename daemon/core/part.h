@@ -34,7 +34,7 @@ struct part {
     LIST_ENTRY(part) of_whole;
     uint64_t offset; /* in the whole, bytes */
     struct charge charge;
-    struct conn *conn;         /* its publisher; NULL: that has hung up */
+    struct conn *conn;         /* its publisher; NULL: that has hung up, or is not to be told */
     TAILQ_ENTRY(part) of_conn; /* in one of conn->published's lists */
 };
 
@@ -52,10 +52,11 @@ struct published { /* the parts of a connection */
 
 RB_PROTOTYPE(wholes, whole, node, )
 
-/* A new part of an array that conn has leased, from `offset` on, without a name: array_publish() or
- * array_abandon() follows. The request names no pool, device or kind. -ENOMEM or REFUSED. */
+/* A new part of an array that conn has leased, from `offset` on, without a name: array_publish(),
+ * array_promise() or array_abandon() follows. The request names no pool, device or kind. told: conn
+ * is to be told when it is gone. -ENOMEM or REFUSED. */
 int part_new(struct core *core, struct conn *conn, struct array *whole, uint64_t offset,
-             struct array_request *req, struct array **ret, struct refusal *r);
+             bool told, struct array_request *req, struct array **ret, struct refusal *r);
 /* A part of an earlier core, whose publisher has not resumed. -ENOMEM. */
 int part_restore(struct core *core, struct user *user, struct array *whole, uint64_t offset,
                  struct array_request *req, struct array **ret);

@@ -40,6 +40,10 @@ struct subject request_subject(struct core *core, struct conn *conn, enum msg_me
 int name_find(struct core *core, struct conn *conn, const struct msg_name_params *p, int what,
               struct named *ret, struct refusal *r);
 
+/* request_publish.c: the array that n members may be put into, by who has that lease. REFUSED. */
+int set_check(struct conn *conn, uint64_t lease, uint32_t n, struct array **ret,
+              struct refusal *r);
+
 /* request_wait.c: refuses a HELLO that has waited too long for something to be restored. */
 int hello_check(struct core *core, const struct conn *conn, struct refusal *r);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * publish_part, parts. A part that has a ticket in place of a name is kept by that.
+ * publish_part, stage_parts, parts. A part that has a ticket in place of a name is kept by that.
  */
 #include <inttypes.h>
 
@@ -97,7 +97,7 @@ HANDLER(on_publish_part)
     int rc = part_check(conn, p, &req, &whole, r);
 
     if (rc == 0)
-        rc = part_new(core, conn, whole, p->offset, &req, &array, r);
+        rc = part_new(core, conn, whole, p->offset, true, &req, &array, r);
     if (rc)
         return rc;
     rc = p->ticket.n ? part_send(core, conn, array, p->ticket.v,
@@ -115,6 +115,80 @@ HANDLER(on_publish_part)
                 &(struct msg_publish_part_result){.generation = array->generation,
                                                   .part = array->id},
                 NULL, 0);
+    return 0;
+}
+
+/* ---- parts that are members ---- */
+
+static int
+stage_part(struct core *core, struct conn *conn, struct array *set, struct array *whole,
+           const struct msg_member *m, bool told, struct member **ret, struct refusal *r)
+{
+    struct array_request req = {.typestr = m->typestr, .descr = m->descr};
+    struct array *array;
+    int rc = name_check(m->key, r);
+
+    if (rc == 0)
+        rc = geometry_check(m->key, m->typestr, m->shape, m->strides, m->descr, &req.geometry,
+                            r);
+    if (rc == 0)
+        rc = place_check(whole, m->offset, &req.geometry, r);
+    if (rc == 0)
+        rc = part_new(core, conn, whole, m->offset, told, &req, &array, r);
+    if (rc)
+        return rc;
+    rc = set_add(set, m->key, array, ret, r);
+    if (rc)
+        array_abandon(core, array);
+    return rc;
+}
+
+/* All are made and staged, or none. */
+static int
+stage_parts(struct core *core, struct conn *conn, struct array *set, struct array *whole,
+            const struct msg_stage_parts_params *p, struct member **members, struct refusal *r)
+{
+    uint32_t n = 0;
+    int rc = 0;
+
+    while (n < p->n_parts && rc == 0) {
+        rc = stage_part(core, conn, set, whole, &p->parts[n], p->told, &members[n], r);
+        n += rc == 0;
+    }
+    while (rc && n-- > 0) {
+        struct array *array = members[n]->array;
+        set_remove(set, members[n]);
+        array_abandon(core, array);
+    }
+    return rc;
+}
+
+HANDLER(on_stage_parts)
+{
+    const struct msg_stage_parts_params *p = params;
+    struct member *members[PROTO_OPEN_MAX];
+    struct array *set;
+    struct lease *lease;
+    int rc = set_check(conn, p->lease, p->n_parts, &set, r);
+
+    if (rc == 0)
+        rc = lease_get(conn, p->whole, &lease, r);
+    if (rc == 0)
+        rc = whole_check(conn, lease, r);
+    if (rc == 0 && lease->array->pool != set->pool)
+        rc = refuse(r, PROTO_ERR_INVALID, "a set's members are of its pool");
+    if (rc == 0)
+        rc = stage_parts(core, conn, set, lease->array, p, members, r);
+    if (rc)
+        return rc;
+    for (uint32_t i = 0; i < p->n_parts; i++) {
+        array_promise(core, members[i]->array);
+        set_keep(set, members[i]);
+    }
+    uint64_t first = members[0]->array->id, layout = set_layout(set);
+    done_note(core, conn, id, MSG_STAGE_PARTS, layout, first);
+    send_result(core, conn, id, MSG_STAGE_PARTS,
+                &(struct msg_stage_parts_result){.part = first, .layout = layout}, NULL, 0);
     return 0;
 }
 

@@ -80,18 +80,16 @@ HANDLER(on_publish)
 
 /* ---- stage ---- */
 
-static int
-set_check(struct conn *conn, const struct msg_stage_params *p, struct array **ret,
-          struct refusal *r)
+int
+set_check(struct conn *conn, uint64_t id, uint32_t n, struct array **ret, struct refusal *r)
 {
     const struct array *array;
     struct lease *lease;
 
-    if (p->keys.n == 0 || p->keys.n > PROTO_OPEN_MAX || p->keys.n != p->leases.n)
-        return refuse(r, PROTO_ERR_INVALID, "stage takes 1 to %d keys, and a lease for each",
+    if (n == 0 || n > PROTO_OPEN_MAX)
+        return refuse(r, PROTO_ERR_INVALID, "1 to %d members are staged in a request",
                       PROTO_OPEN_MAX);
-    if (lease_get(conn, p->lease, &lease, r) ||
-        pool_check_writable(lease->array->pool, conn, r))
+    if (lease_get(conn, id, &lease, r) || pool_check_writable(lease->array->pool, conn, r))
         return REFUSED;
     array = lease->array;
     if (array->charge.user != conn->user)
@@ -103,7 +101,7 @@ set_check(struct conn *conn, const struct msg_stage_params *p, struct array **re
             r, PROTO_ERR_INVALID,
             "a set is leased \"rw\", has no bytes, never had a name, and is kept by no "
             "other array");
-    if (array->is_set && array->set->n + p->keys.n > PROTO_SET_MAX)
+    if (array->is_set && array->set->n + n > PROTO_SET_MAX)
         return refuse(r, PROTO_ERR_INVALID, "a set has at most %d members", PROTO_SET_MAX);
     *ret = lease->array;
     return 0;
@@ -145,8 +143,10 @@ HANDLER(on_stage)
     const struct msg_stage_params *p = params;
     struct member *members[PROTO_OPEN_MAX];
     struct array *array;
-    int rc = set_check(conn, p, &array, r);
+    int rc = set_check(conn, p->lease, p->keys.n, &array, r);
 
+    if (rc == 0 && p->keys.n != p->leases.n)
+        rc = refuse(r, PROTO_ERR_INVALID, "stage takes a lease for each key");
     if (rc == 0)
         rc = stage_all(conn, array, p, members, r);
     if (rc)

@@ -86,6 +86,75 @@ member_charge(struct user *user, const struct member *member, struct refusal *r)
     return REFUSED;
 }
 
+/* ---- the layout ---- */
+
+static uint64_t
+mix(uint64_t sum, uint64_t word)
+{
+    sum = (sum ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+    return sum ^ sum >> 32;
+}
+
+static uint64_t
+mix_bytes(uint64_t sum, const void *bytes, size_t n)
+{
+    const char *p = bytes;
+    uint64_t word;
+
+    sum = mix(sum, n);
+    for (; n >= sizeof(word); n -= sizeof(word), p += sizeof(word)) {
+        memcpy(&word, p, sizeof(word));
+        sum = mix(sum, word);
+    }
+    word = 0;
+    if (n)
+        memcpy(&word, p, n);
+    return mix(sum, word);
+}
+
+/* What the member adds to the layout. It is a part. */
+static uint64_t
+member_sum(const struct member *member)
+{
+    const struct array *array = member->array;
+    size_t n_extents = array->ndim * (array->has_strides ? 2 : 1) * sizeof(int64_t);
+    uint64_t sum = mix(1, array->part->offset);
+
+    sum = mix_bytes(sum, member->key, member->n_key);
+    sum = mix_bytes(sum, array_typestr(array), array->n_typestr);
+    if (array->n_descr)
+        sum = mix_bytes(sum, array_descr(array), array->n_descr);
+    return mix_bytes(mix(sum, array->has_strides), array->extents, n_extents);
+}
+
+static const struct array *
+whole_of(const struct array *array)
+{
+    return array->is_part ? array->part->whole->array : NULL;
+}
+
+/* The member comes, or goes. */
+static void
+count_member(struct set *set, const struct member *member, bool comes)
+{
+    const struct array *whole = whole_of(member->array);
+
+    if (comes && !set->n)
+        set->whole = whole;
+    if (!whole || whole != set->whole)
+        set->n_others += comes ? 1 : UINT32_MAX;
+    else
+        set->layout += comes ? member_sum(member) : -member_sum(member);
+    set->n += comes ? 1 : UINT32_MAX;
+    member->array->n_sets += comes ? 1 : UINT32_MAX;
+}
+
+uint64_t
+set_layout(const struct array *array)
+{
+    return array->is_set && !array->set->n_others ? array->set->layout : 0;
+}
+
 /* ---- what is put into it ---- */
 
 static int
@@ -155,8 +224,7 @@ set_add(struct array *array, struct msg_str key, struct array *of, struct member
     if (rc == 0)
         rc = member_new(array->set, key, of, ret, r);
     if (rc == 0) {
-        array->set->n++;
-        of->n_sets++;
+        count_member(array->set, *ret, true);
     } else if (array->is_set && !array->set->n) {
         set_unmake(array);
     }
@@ -192,9 +260,8 @@ member_drop(struct set *set, struct member *member)
     RB_REMOVE(members, &set->members, member);
     user_uncharge(set->user, RES_NAMES, 1);
     user_uncharge(set->user, RES_HOST, member_host(member->n_key));
+    count_member(set, member, false);
     free(member);
-    set->n--;
-    array->n_sets--;
     return array;
 }
 

@@ -5,6 +5,10 @@
  * begin with it are the set's: each names a member, by the key that follows. So all of them change
  * in one step. At most one set covers a name: the array with the last name before it in the pool.
  *
+ * A set whose members are parts of one array has a layout: a sum over its members, the same for all
+ * sets of the same keys, types, shapes and places, in whatever order they were put in. Who has
+ * opened one version may go by what it knows of that for another. It is no proof.
+ *
  * An array is a set from the first key that is put into it. A set never changes once it has had a
  * name. When its array ends the set goes on alone, in its user's list, and lets go of its members
  * one by one (work_run()).
@@ -32,9 +36,12 @@ struct set {
     struct array *array;      /* NULL: the array has ended */
     TAILQ_ENTRY(set) of_core; /* core->sets, until the array ends */
     uint32_t n;
-    uint32_t n_records; /* members that were given a number in the journal */
-    bool record_turn;   /* for all members, as array->record_turn */
-    uint8_t longest;    /* bytes of its longest key */
+    const struct array *whole; /* whose parts the members are; NULL: the first one is no part */
+    uint32_t n_others;         /* members that are no parts of it */
+    uint64_t layout;           /* the sum over those that are */
+    uint32_t n_records;        /* members that were given a number in the journal */
+    bool record_turn;          /* for all members, as array->record_turn */
+    uint8_t longest;           /* bytes of its longest key */
     /* the array's; pays for a name for each member, and for the memory here */
     struct user *user;
     TAILQ_ENTRY(set) of_user; /* user->ended */
@@ -56,6 +63,8 @@ void set_remove(struct array *array, struct member *member);
 struct array *set_get(const struct array *array, struct msg_str key);
 /* The first member > after whose key does not come before the prefix. */
 struct member *set_next(const struct array *array, struct msg_str after, struct msg_str prefix);
+/* 0: it is no set, or its members are not all parts of one array. */
+uint64_t set_layout(const struct array *array);
 /* What a member is charged of the daemon's memory, beside its array. */
 size_t member_host(size_t n_key);
 /* The key in a name that begins with the set's. */

@@ -228,6 +228,86 @@ py_client_publish_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return publish_many(self, name, &many, leases, &options);
 }
 
+/* ---- set_create ---- */
+
+/* Members of a set to be, and what they point to. */
+struct member_list {
+    size_t n;
+    struct caid_member *v;
+
+    struct member_dims {
+        struct dims shape, strides;
+    } * dims;
+};
+
+static void
+members_deinit(struct member_list *list)
+{
+    for (size_t i = 0; list->dims && i < list->n; i++) {
+        py_dims_deinit(&list->dims[i].shape);
+        py_dims_deinit(&list->dims[i].strides);
+    }
+    PyMem_Free(list->dims);
+    PyMem_Free(list->v);
+}
+
+static int
+member_get(const struct module_state *state, PyObject *op, struct caid_member *ret,
+           struct member_dims *dims)
+{
+    if (!PyTuple_Check(op) || PyTuple_GET_SIZE(op) != 6) {
+        PyErr_SetString(PyExc_TypeError,
+                        "a member is (key, offset, typestr, descr, shape, strides)");
+        return -1;
+    }
+    PyObject *const args[] = {PyTuple_GET_ITEM(op, 0), PyTuple_GET_ITEM(op, 1),
+                              PyTuple_GET_ITEM(op, 2), PyTuple_GET_ITEM(op, 3),
+                              PyTuple_GET_ITEM(op, 4), PyTuple_GET_ITEM(op, 5)};
+    const Py_ssize_t n_args = 6;
+    if (PY_ARGS(state, "member", PY_NAME(ret->key), PY_ARG(ret->offset),
+                PY_TEXT(ret->typestr, INVALID), PY_TEXT(ret->descr, INVALID),
+                PY_ARG(dims->shape), PY_STRIDES(dims->strides, dims->shape)) < 0)
+        return -1;
+    ret->ndim = dims->shape.n;
+    ret->shape = dims->shape.v;
+    ret->strides = dims->strides.v;
+    return 0;
+}
+
+static int
+members_init(struct member_list *list, const struct module_state *state, PyObject *members)
+{
+    list->n = (size_t)PyTuple_GET_SIZE(members);
+    list->v = PyMem_Calloc(list->n + 1, sizeof(list->v[0]));
+    list->dims = PyMem_Calloc(list->n + 1, sizeof(list->dims[0]));
+    if (!list->v || !list->dims) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < list->n; i++)
+        if (member_get(state, PyTuple_GET_ITEM(members, (Py_ssize_t)i), &list->v[i],
+                       &list->dims[i]) < 0)
+            return -1;
+    return 0;
+}
+
+PyObject *
+py_client_set_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct client_object *self = py_client(op);
+    __attribute__((cleanup(members_deinit))) struct member_list list = {0};
+    PyObject *whole_op, *members, *made;
+    struct lease_object *whole;
+
+    if (PY_ARGS(self->state, "set_create", PY_ARG(whole_op), PY_TUPLE(members)) < 0 ||
+        members_init(&list, self->state, members) < 0 ||
+        !(whole = py_lease_get_pinned(self->state, whole_op)))
+        return NULL;
+    made = PY_LEASE_OF(self, caid_set_create(c, &array, whole->array, list.v, list.n, &error));
+    py_lease_unpin(whole);
+    return made;
+}
+
 /* ---- addresses ---- */
 
 static PyObject *

@@ -700,6 +700,7 @@ static PyMemberDef lease_members[] = {
     {"mapped_device", T_INT, AT(info.mapped_device), READONLY, NULL},
     {"uid", T_UINT, AT(info.uid), READONLY, NULL},
     {"members", T_ULONGLONG, AT(info.members), READONLY, NULL},
+    {"layout", T_ULONGLONG, AT(info.layout), READONLY, NULL},
     {"readonly", T_BOOL, AT(info.readonly), READONLY, NULL},
     {"created", T_BOOL, AT(created), READONLY, NULL},
     {"pending", T_OBJECT, AT(pending), READONLY, NULL},

@@ -295,6 +295,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(open_many, "Opens arrays, or those of a set: a list of Leases.")                     \
     FAST(take, "Takes what a ticket is for: a Lease.")                                        \
     FAST(publish_many, "Puts arrays of leases under names of a set: its generation.")         \
+    FAST(set_create, "Makes a set of parts of a lease's array: a Lease.")                      \
     METHOD(map, METH_O, "Maps the blocks of leases again.")                                   \
     METHOD(unmap, METH_O, "Unmaps the blocks of leases, and keeps their addresses.")          \
     FAST(reserve, "Reserves addresses: (a capsule, the first of them).")                      \

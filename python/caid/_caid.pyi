@@ -13,6 +13,8 @@ _Derived = TypeVar("_Derived")
 _Path = Union[str, bytes, PathLike[str], PathLike[bytes]]
 _Dims = tuple[int, ...]
 _Text = Optional[str]
+# key, offset, typestr, descr, shape, strides
+_Member = tuple[str, int, str, _Text, _Dims, Optional[_Dims]]
 _Record = tuple[Any, ...]  # of caid/_answers.py, caid/_base/_records.py
 
 class Client:
@@ -85,6 +87,7 @@ class Client:
         new: bool,
         /,
     ) -> int: ...
+    def _set_create(self, whole: Lease, members: tuple[_Member, ...], /) -> Lease: ...
     def _map(self, leases: tuple[Lease, ...], /) -> None: ...
     def _unmap(self, leases: tuple[Lease, ...], /) -> None: ...
     def _reserve(self, nbytes: int, address: int, /) -> tuple[object, int]: ...
@@ -183,6 +186,7 @@ class Lease:
     mapped_device: int
     uid: int
     members: int
+    layout: int
     readonly: bool
     created: bool
     memory: str

@@ -241,6 +241,8 @@ books_arrays(struct harness *h, const struct core_action *a, enum msg_method met
             reply->arrays[i] = array;
     }
     reply->lease = reply->arrays[0].lease;
+    reply->members = result->n_arrays ? result->arrays[0].members : 0;
+    reply->layout = result->n_arrays ? result->arrays[0].layout : 0;
     reply->block = reply->arrays[0].block;
     reply->offset = reply->arrays[0].offset;
     reply->generation = reply->arrays[0].generation;

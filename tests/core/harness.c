@@ -373,7 +373,8 @@ note_request(struct harness *h, uint64_t conn, enum msg_method method,
     if (h->done.conn == conn && (h->next_id - h->done.id) % DONE_MAX == 0)
         h->done.id = 0;
     if ((method != MSG_PUBLISH && method != MSG_PUBLISH_PART && method != MSG_STAGE &&
-         method != MSG_RENAME && method != MSG_UNLINK && method != MSG_SEND) ||
+         method != MSG_STAGE_PARTS && method != MSG_RENAME && method != MSG_UNLINK &&
+         method != MSG_SEND) ||
         packet->n > sizeof(h->asking.packet))
         return;
     h->asking = (struct h_done){.conn = conn, .id = h->next_id, .n_packet = packet->n};
@@ -520,6 +521,14 @@ h_part(struct harness *h, uint64_t conn, uint64_t lease, uint64_t offset, int64_
                      (struct msg_publish_part_params){.lease = lease,
                                                       .offset = offset,
                                                       .name = MSG_STR(name)});
+}
+
+struct h_reply *
+h_stage_parts(struct harness *h, uint64_t conn, uint64_t set, uint64_t whole,
+              const struct msg_member *parts, uint32_t n, bool told)
+{
+    return h_request(h, conn, MSG_STAGE_PARTS,
+                     &(struct msg_stage_parts_params){set, whole, parts, n, told});
 }
 
 struct h_reply *

@@ -80,6 +80,7 @@ struct h_reply {
     uint64_t n_lost; /* monitor */
     bool more, resumed;
     uint64_t array;
+    uint64_t members, layout; /* of the first array; stage_parts */
     uint64_t holder_pids[8];
     bool hung_up[8];
     struct msg_holder holders[8]; /* numbers */
@@ -316,6 +317,9 @@ struct h_reply *h_part_as(struct harness *h, uint64_t conn, int64_t bytes,
                           struct msg_publish_part_params params);
 struct h_reply *h_part(struct harness *h, uint64_t conn, uint64_t lease, uint64_t offset,
                        int64_t bytes, const char *name);
+/* Parts of `whole` as members of the set; reply->array is the first one's number. */
+struct h_reply *h_stage_parts(struct harness *h, uint64_t conn, uint64_t set, uint64_t whole,
+                              const struct msg_member *parts, uint32_t n, bool told);
 /* Answered at once or later. */
 struct h_reply *h_parts(struct harness *h, uint64_t conn);
 struct h_reply *h_watch(struct harness *h, uint64_t conn, const char *name, const char *pool,

@@ -124,6 +124,7 @@ union result {
     struct msg_memory_result memory;
     struct msg_publish_result publish;
     struct msg_publish_part_result publish_part;
+    struct msg_stage_parts_result stage_parts;
     struct msg_parts_result parts;
     struct msg_watch_result watch;
     struct msg_flushed flush;
@@ -197,6 +198,10 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
     case MSG_PUBLISH_PART:
         reply->generation = result->publish_part.generation;
         reply->array = result->publish_part.part;
+        break;
+    case MSG_STAGE_PARTS:
+        reply->array = result->stage_parts.part;
+        reply->layout = result->stage_parts.layout;
         break;
     case MSG_PARTS: note_parts(reply, result->parts.parts); break;
     case MSG_RESUME: note_parts(reply, result->resume.lost); break;

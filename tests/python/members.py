@@ -56,7 +56,7 @@ STAYS = {
     caid.Arena: "__enter__ __repr__ closed device memory pool",
     caid.Allocation: "__enter__ __repr__ closed nbytes",
     caid.Bracket: "__repr__ is_open stream",
-    caid.Set: "__enter__ __eq__ __hash__ __len__ __repr__ closed generation metadata name pool readonly",
+    caid.Set: "__enter__ __eq__ __hash__ __len__ __repr__ closed generation layout metadata name pool readonly",
 }
 ENDS = {"close", "__exit__", "__aexit__", "__del__"}
 OF_CLASSES = {

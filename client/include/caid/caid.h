@@ -286,6 +286,10 @@ struct caid_array_info {
     int32_t mapped_device;  /* the same as an index; -1: none that the daemon has */
     uint32_t uid;           /* who created it */
     uint64_t members;       /* arrays of a set: caid_publish_many(); 0: it is none */
+    /* Of a set whose arrays are all parts of one array: the same number for all sets of the same
+     * keys, types, shapes and places in it, so that what is known of one version's need not be
+     * asked for another's. It is no proof that they are the same. 0: it is no such set. */
+    uint64_t layout;
 };
 
 /* Lives as long as the array, and does not change. After caid_array_publish() this returns another
@@ -349,6 +353,25 @@ int caid_publish_many(struct caid_client *client, const char *name, const char *
                       struct caid_array *const *arrays, size_t n,
                       const struct caid_publish_options *options, uint64_t *ret_generation,
                       struct caid_error *error);
+
+/* One array of a set that is made of parts of another array, the whole. */
+struct caid_member {
+    const char *key;
+    uint64_t offset;             /* bytes from the first byte of the whole */
+    const char *typestr, *descr; /* as of caid_create_options */
+    uint32_t ndim;
+    const int64_t *shape, *strides; /* ndim each; strides NULL: C order */
+};
+
+/* Makes a set without a name, whose n arrays are parts of `whole`, which is open "rw", and was made
+ * by this uid; they may overlap. The set is opened "rw": caid_array_publish() puts it under a name,
+ * which ends in "/" and owns what begins so, and waits for the work on the whole. It may be
+ * published again and again, and is the same set each time, with another generation. The set keeps
+ * its arrays, and these the memory of the whole, when that is closed. Charges: an array and a name
+ * for each. On failure nothing is left. */
+int caid_set_create(struct caid_client *client, struct caid_array **ret,
+                    struct caid_array *whole, const struct caid_member *members, size_t n,
+                    struct caid_error *error);
 /* Opens arrays of the set that was opened as `set`, by their keys, whether it has its name yet or
  * not; all or none, at most in its mode. The options name no pool and no generation. */
 int caid_set_open_many(struct caid_array *set, struct caid_array **ret_arrays,

@@ -145,6 +145,12 @@ class Set(OfProcess, NotCompared, Closing, Mapping[str, Array]):
         return self._array.generation
 
     @property
+    def layout(self) -> int:
+        """int: the same for all versions whose arrays have the same keys, types, shapes and places in one block
+        of memory; 0 where they lie in several."""
+        return self._array._memory.layout
+
+    @property
     def metadata(self) -> Any:
         """object: what it was published with, decoded from JSON anew each time; None without."""
         return self._array.metadata

@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sets of parts of one array, made by `stage_parts`: what they keep, what they are charged, their
+ * layout.
+ */
+#include "harness.h"
+
+#include "books.h"
+#include "caid_test.h"
+
+static struct msg_member
+member_at(const char *key, uint64_t offset, const int64_t *bytes)
+{
+    return (struct msg_member){.key = MSG_STR(key),
+                               .offset = offset,
+                               .typestr = MSG_STR("|u1"),
+                               .shape = {bytes, 1}};
+}
+
+static const int64_t bytes[] = {100, 200};
+
+#define TWO                                                          \
+    {                                                                \
+        member_at("a", 0, &bytes[0]), member_at("b", 300, &bytes[1]) \
+    }
+
+/* A whole of 1,000 bytes and an empty set: their leases. */
+static void
+make(struct harness *h, uint64_t conn, uint64_t *ret_whole, uint64_t *ret_set)
+{
+    *ret_whole = h_small(h, conn, 1000).lease;
+    *ret_set = h_small(h, conn, 0).lease;
+}
+
+static uint64_t
+layout_of(struct harness *h, uint64_t conn, const struct msg_member *members, uint32_t n)
+{
+    uint64_t whole, set;
+
+    make(h, conn, &whole, &set);
+    const struct h_reply *reply = h_stage_parts(h, conn, set, whole, members, n, false);
+    cr_assert_eq(reply->error, 0, "%s", reply->text);
+    uint64_t layout = reply->layout;
+    h_close(h, conn, set);
+    h_close(h, conn, whole);
+    return layout;
+}
+
+static struct msg_user
+charged(struct harness *h)
+{
+    uint64_t root = h_connect(h, 0, 0);
+    const struct h_reply *reply =
+        h_request(h, root, MSG_USERS, &(struct msg_users_params){.from = 1000});
+    struct msg_user user = reply->users[0];
+
+    cr_assert_eq(user.uid, 1000);
+    h_disconnect(h, root);
+    return user;
+}
+
+/* ---- what is made ---- */
+
+CORE_TEST(set_parts, are_there_as_members_alone, h_sharing)
+{
+    const struct msg_member two[] = TWO;
+    uint64_t whole, set;
+
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    make(h, a, &whole, &set);
+    struct h_reply made = *h_stage_parts(h, a, set, whole, two, 2, false);
+    cr_assert_eq(made.error, 0, "%s", made.text);
+    cr_assert_neq(made.layout, 0);
+    cr_assert_eq(h_open(h, b, "s/", NULL, "r")->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_publish(h, a, set, "s/")->error, 0);
+    const struct h_reply *reply = h_open(h, b, "s/", NULL, "r");
+    cr_assert_eq(reply->members, 2);
+    cr_assert_eq(reply->layout, made.layout);
+    uint64_t opened = reply->lease;
+    reply = h_open(h, b, "s/b", NULL, "r");
+    cr_assert_eq(reply->arrays[0].nbytes, 200);
+    cr_assert_eq(reply->arrays[0].number, made.array + 1,
+                 "the second one's number is the next");
+    cr_assert_eq(reply->layout, 0, "it is no set");
+    uint64_t offset = reply->offset, second = reply->lease;
+    cr_assert_eq(h_open(h, b, "s/a", NULL, "r")->offset, offset - 300);
+    uint64_t first = h->replies[b].lease;
+
+    /* the set keeps the members, and these the whole */
+    h_close(h, a, whole);
+    uint64_t held = charged(h).bytes;
+    cr_assert_gt(held, 0);
+    h_close(h, a, set);
+    h_unlink(h, b, "s/", NULL);
+    cr_assert_eq(charged(h).bytes, held);
+    h_close(h, b, opened);
+    h_close(h, b, first);
+    cr_assert_eq(charged(h).bytes, held);
+    h_close(h, b, second);
+    cr_assert_eq(charged(h).bytes, 0);
+    cr_assert_not(h_parts(h, a)->seen, "it is not to be told of them");
+}
+
+CORE_TEST(set_parts, are_told_of_where_that_is_asked_for, h_sharing)
+{
+    const struct msg_member two[] = TWO;
+    uint64_t whole, set;
+
+    uint64_t a = h_connect(h, 1000, 1000);
+    make(h, a, &whole, &set);
+    uint64_t first = h_stage_parts(h, a, set, whole, two, 2, true)->array;
+    h_close(h, a, set);
+    const struct h_reply *reply = h_parts(h, a);
+    cr_assert(reply->seen);
+    cr_assert_eq(reply->n_parts, 2);
+    cr_assert_eq(reply->parts[0] + reply->parts[1], 2 * first + 1);
+}
+
+/* Published again and again, it is the same set. */
+CORE_TEST(set_parts, are_published_again, h_sharing)
+{
+    const struct msg_member two[] = TWO;
+    uint64_t wholes[2], sets[2], numbers[2], generation = 0;
+
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    for (int i = 0; i < 2; i++) {
+        make(h, a, &wholes[i], &sets[i]);
+        h_stage_parts(h, a, sets[i], wholes[i], two, 2, false);
+    }
+    for (int i = 0; i < 6; i++) {
+        struct h_reply published = *h_publish(h, a, sets[i % 2], "s/");
+        cr_assert_eq(published.error, 0, "%s", published.text);
+        cr_assert_gt(published.generation, generation);
+        generation = published.generation;
+        struct h_reply reply = *h_open(h, b, "s/", NULL, "r");
+        cr_assert_eq(reply.generation, generation);
+        if (i >= 2)
+            cr_assert_eq(reply.arrays[0].number, numbers[i % 2]);
+        numbers[i % 2] = reply.arrays[0].number;
+        h_close(h, b, reply.lease);
+    }
+    h_unlink(h, a, "s/", NULL);
+}
+
+/* ---- the layout ---- */
+
+CORE_TEST(set_parts, have_one_layout_in_whatever_order, h_sharing)
+{
+    static const int64_t columns[] = {10, 10}, steps[] = {10, 1}, wide[] = {20, 1};
+    const struct msg_member two[] = TWO;
+    const struct msg_member turned[] = {two[1], two[0]};
+
+    uint64_t a = h_connect(h, 1000, 1000), layout = layout_of(h, a, two, 2);
+    cr_assert_neq(layout, 0);
+    cr_assert_eq(layout_of(h, a, two, 2), layout);
+    cr_assert_eq(layout_of(h, a, turned, 2), layout);
+
+    struct msg_member others[8];
+    for (size_t i = 0; i < ARRAY_SIZE(others); i++)
+        others[i] = two[0];
+    others[1].key = MSG_STR("c");
+    others[2].offset = 1;
+    others[3].typestr = MSG_STR("|i1");
+    others[4].shape = (struct msg_i64s){columns, 2};
+    others[5].shape = (struct msg_i64s){columns, 2};
+    others[5].strides = (struct msg_i64s){wide, 2};
+    others[6].typestr = MSG_STR("|V1");
+    others[7].typestr = MSG_STR("|V1");
+    others[7].descr = MSG_STR("[[\"x\", \"|u1\"]]");
+    uint64_t layouts[ARRAY_SIZE(others)];
+    for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
+        layouts[i] = layout_of(h, a, &others[i], 1);
+        for (size_t k = 0; k < i; k++)
+            cr_assert_neq(layouts[i], layouts[k], "%zu and %zu", i, k);
+    }
+    others[4].strides = (struct msg_i64s){steps, 2};
+    cr_assert_eq(layout_of(h, a, &others[4], 1), layouts[4], "C order, whether said or not");
+}
+
+CORE_TEST(set_parts, have_no_layout_beside_others, h_sharing)
+{
+    const struct msg_member two[] = TWO;
+    const struct msg_str key = MSG_STR("c");
+    uint64_t whole, other, set, second;
+
+    uint64_t a = h_connect(h, 1000, 1000);
+    make(h, a, &whole, &set);
+    make(h, a, &other, &second);
+    cr_assert_neq(h_stage_parts(h, a, set, whole, two, 1, false)->layout, 0);
+    cr_assert_eq(h_stage_parts(h, a, set, other, two + 1, 1, false)->layout, 0);
+    cr_assert_neq(h_stage_parts(h, a, second, whole, two, 2, false)->layout, 0);
+    h_request(h, a, MSG_STAGE, &(struct msg_stage_params){second, {&key, 1}, {&whole, 1}});
+    cr_assert_eq(h->replies[a].error, 0, "%s", h->replies[a].text);
+    cr_assert_eq(h_publish(h, a, second, "t/")->error, 0);
+    cr_assert_eq(h_open(h, a, "t/", NULL, "r")->layout, 0, "the whole is no part");
+    h_unlink(h, a, "t/", NULL);
+}
+
+/* What was refused leaves no trace in it. */
+CORE_TEST(set_parts, have_the_layout_of_what_was_staged, h_sharing)
+{
+    const struct msg_member two[] = TWO, again[] = {two[1], two[0]};
+    uint64_t whole, set;
+
+    uint64_t a = h_connect(h, 1000, 1000), layout = layout_of(h, a, two, 2);
+    make(h, a, &whole, &set);
+    h_stage_parts(h, a, set, whole, two, 1, false);
+    cr_assert_eq(h_stage_parts(h, a, set, whole, again, 2, false)->error, PROTO_ERR_EXISTS);
+    cr_assert_eq(h_stage_parts(h, a, set, whole, two + 1, 1, false)->layout, layout);
+}
+
+/* ---- refusals, charges ---- */
+
+CORE_TEST(set_parts, all_or_none, h_sharing)
+{
+    const struct msg_member two[] = TWO;
+
+    const struct {
+        struct msg_member second;
+        enum proto_error error;
+    } wrong[] = {
+        {member_at("a", 0, &bytes[0]), PROTO_ERR_EXISTS},
+        {member_at("", 0, &bytes[0]), PROTO_ERR_INVALID_NAME},
+        {member_at("b", 901, &bytes[0]), PROTO_ERR_INVALID},
+        {member_at("b", UINT64_MAX, &bytes[0]), PROTO_ERR_INVALID},
+        {member_at("b", 0, &(int64_t){0}), PROTO_ERR_INVALID},
+        {member_at("b", 0, &(int64_t){-1}), PROTO_ERR_INVALID},
+    };
+
+    uint64_t whole, set;
+
+    uint64_t a = h_connect(h, 1000, 1000);
+    make(h, a, &whole, &set);
+    struct msg_user was = charged(h);
+    for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+        const struct msg_member both[] = {two[0], wrong[i].second};
+        cr_assert_eq(h_stage_parts(h, a, set, whole, both, 2, i % 2)->error, wrong[i].error,
+                     "%zu: %s", i, h->replies[a].text);
+        struct msg_user is = charged(h);
+        cr_assert(is.arrays == was.arrays && is.names == was.names && is.host == was.host);
+    }
+    cr_assert_eq(h_stage_parts(h, a, set, whole, two, 2, false)->error, 0);
+    cr_assert_eq(charged(h).arrays, was.arrays + 2);
+    cr_assert_eq(charged(h).names, was.names + 2);
+    h_close(h, a, set);
+    struct msg_user is = charged(h);
+    cr_assert_eq(is.arrays, was.arrays - 1);
+    cr_assert_eq(is.names, was.names);
+    cr_assert_lt(is.host, was.host);
+}
+
+CORE_TEST(set_parts, whose_they_may_be, h_sharing)
+{
+    const struct msg_member two[] = TWO;
+    uint64_t whole, set, whole_b, set_b;
+
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 1001, 1001);
+    make(h, a, &whole, &set);
+    make(h, b, &whole_b, &set_b);
+    cr_assert_eq(h_stage_parts(h, a, set, whole, two, 0, false)->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_stage_parts(h, a, set, whole + 77, two, 2, false)->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_stage_parts(h, a, set, set, two, 2, false)->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_stage_parts(h, a, whole, whole, two, 2, false)->error, PROTO_ERR_INVALID);
+    uint64_t open = h_create_now(h, a, "x", "open", 1000)->lease;
+    cr_assert_eq(h_stage_parts(h, a, set, open, two, 2, false)->error, PROTO_ERR_INVALID,
+                 "of another pool");
+    uint64_t in_open = h_create_now(h, b, NULL, "open", 0)->lease;
+    uint64_t others = h_open(h, b, "x", "open", "rw")->lease;
+    cr_assert_eq(h_stage_parts(h, b, in_open, others, two, 2, false)->error,
+                 PROTO_ERR_PERMISSION, "another one pays for the whole");
+    cr_assert_eq(h_stage_parts(h, b, set_b, whole_b, two, 2, false)->error, 0);
+    h_publish(h, b, set_b, "s/");
+    cr_assert_eq(h_stage_parts(h, b, set_b, whole_b, two, 2, false)->error, PROTO_ERR_INVALID,
+                 "it has had a name");
+    h_unlink(h, b, "s/", NULL);
+    h_unlink(h, a, "x", "open");
+}
+
+static uint64_t host_limit;
+
+static void
+little_host(struct core_config *config)
+{
+    h_sharing(config);
+    config->limits.host_bytes = host_limit;
+}
+
+/* At every limit of the daemon's memory all of it is there, or nothing. */
+CAID_TEST(set_parts, limit_of_host_memory)
+{
+    static struct harness h;
+    const struct msg_member two[] = TWO;
+    uint64_t whole, set, before, most, refused = 0;
+
+    h_init(&h, h_sharing);
+    uint64_t a = h_connect(&h, 1000, 1000);
+    make(&h, a, &whole, &set);
+    h_page_new(&h, a); /* as much as the create's waiter took */
+    before = charged(&h).host;
+    h_stage_parts(&h, a, set, whole, two, 2, true);
+    most = charged(&h).host;
+    h_deinit(&h);
+    for (host_limit = before; host_limit <= most; host_limit += 8) {
+        h_init(&h, little_host);
+        a = h_connect(&h, 1000, 1000);
+        make(&h, a, &whole, &set);
+        h_page_new(&h, a);
+        uint64_t was = charged(&h).host;
+        const struct h_reply *reply = h_stage_parts(&h, a, set, whole, two, 2, true);
+        cr_assert_eq(reply->error, host_limit < most ? PROTO_ERR_QUOTA : 0, "%s", reply->text);
+        refused += reply->error != 0;
+        cr_assert_eq(charged(&h).host, host_limit < most ? was : most);
+        h_deinit(&h);
+    }
+    cr_assert_gt(refused, 10);
+}
+
+/* ---- over a restart ---- */
+
+CORE_TEST(set_parts, come_back_with_their_layout, h_sharing)
+{
+    const struct msg_member two[] = TWO;
+    uint64_t whole, set;
+
+    uint64_t a = h_connect(h, 1000, 1000);
+    make(h, a, &whole, &set);
+    uint64_t layout = h_stage_parts(h, a, set, whole, two, 2, false)->layout;
+    h_publish(h, a, set, "s/");
+    uint64_t number = h_open(h, a, "s/b", NULL, "r")->arrays[0].number;
+    uint64_t offset = h->replies[a].offset;
+    h_disconnect(h, a);
+    saved_restart(h);
+    a = h_connect(h, 1000, 1000);
+    const struct h_reply *reply = h_open(h, a, "s/", NULL, "r");
+    cr_assert_eq(reply->layout, layout);
+    cr_assert_eq(reply->members, 2);
+    reply = h_open(h, a, "s/b", NULL, "r");
+    cr_assert_eq(reply->arrays[0].number, number);
+    cr_assert_eq(reply->offset, offset);
+    h_unlink(h, a, "s/", NULL);
+}
