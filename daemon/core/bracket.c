@@ -155,7 +155,7 @@ bracket_end(struct core *core, struct bracket *bracket, struct page *page, uint3
         use_end(claim, page, slot, value);
         if (claim->write && abandon)
             use_tear(claim->section);
-        else if (claim->write)
+        else if (claim->write && !claim->widened)
             use_heal(claim->section);
     }
     metrics_count(bracket->conn->user, COUNT_BRACKETS_ENDED, 1);
@@ -183,12 +183,54 @@ get_range(const struct array *array, struct msg_u64s ranges, uint32_t i, uint64_
     return 0;
 }
 
+static void
+drop_claim(struct claim *claim)
+{
+    use_drop(claim);
+    free(claim->fence);
+}
+
+static struct claim *
+find_claim(struct bracket *bracket, const struct use *use)
+{
+    for (uint32_t i = 0; i < bracket->n_claims; i++)
+        if (bracket->claims[i].use == use)
+            return &bracket->claims[i];
+    return NULL;
+}
+
+static void
+join_claim(struct claim *claim, struct claim *other)
+{
+    if (other->write)
+        claim->lease = other->lease;
+    claim->write |= other->write;
+    claim->read |= other->read;
+    drop_claim(other);
+}
+
+/* For want of room the bracket has all of the array: one claim, the first, stands for those that it
+ * has, and the new one. */
+static void
+widen(struct bracket *bracket, struct claim *first, struct claim *new_claim, uint64_t number)
+{
+    struct claim *claim;
+
+    use_widen(first, number);
+    join_claim(first, new_claim);
+    for (claim = &bracket->claims[bracket->n_claims - 1]; claim > first; claim--)
+        if (claim->use == first->use) {
+            join_claim(first, claim);
+            *claim = bracket->claims[--bracket->n_claims];
+        }
+}
+
 /* `number` identifies a search: a section that carries it is in the list already. */
 static int
 add_claim(struct bracket *bracket, struct msg_u64s leases, struct msg_u64s ranges, uint32_t i,
           bool write, bool again, uint64_t number, struct refusal *r)
 {
-    struct claim *claim = &bracket->claims[bracket->n_claims];
+    struct claim *claim = &bracket->claims[bracket->n_claims], *first;
     uint64_t id = leases.v[i], from, end;
     struct lease *lease;
 
@@ -203,19 +245,22 @@ add_claim(struct bracket *bracket, struct msg_u64s leases, struct msg_u64s range
         free(claim->fence);
         return -ENOMEM;
     }
-    if (use_is_claimed(claim, number)) {
-        bool is_full = end != UINT64_MAX && claim->use->n_sections >= SECTIONS_MAX;
-        use_drop(claim);
-        free(claim->fence);
-        return is_full ? refuse(r, PROTO_ERR_LIMIT, "array \"%s\" has %d ranges in use",
-                                array_label(lease->array), SECTIONS_MAX)
-                       : refuse(r, PROTO_ERR_INVALID,
-                                "an array is in the list twice, or ranges of it that overlap");
-    }
     claim->bracket = bracket;
     claim->lease = lease;
     claim->write = write;
-    bracket->n_claims++;
+    claim->read = !write;
+    claim->widened = end != UINT64_MAX && claim->section == &claim->use->whole;
+    if (!use_is_claimed(claim, number)) {
+        bracket->n_claims++;
+        return 0;
+    }
+    first = find_claim(bracket, claim->use);
+    if (!first->widened && (!claim->widened || first->section == claim->section)) {
+        drop_claim(claim);
+        return refuse(r, PROTO_ERR_INVALID,
+                      "an array is in the list twice, or ranges of it that overlap");
+    }
+    widen(bracket, first, claim, number);
     return 0;
 }
 
@@ -249,10 +294,8 @@ add_claims(struct bracket *bracket, const struct bracket_request *req, uint64_t 
 static void
 bracket_discard(struct bracket *bracket)
 {
-    for (uint32_t i = 0; i < bracket->n_claims; i++) {
-        use_drop(&bracket->claims[i]);
-        free(bracket->claims[i].fence);
-    }
+    for (uint32_t i = 0; i < bracket->n_claims; i++)
+        drop_claim(&bracket->claims[i]);
     thread_put(bracket->conn, bracket->thread);
     charge_deinit(&bracket->charge);
     free(bracket);
@@ -469,7 +512,7 @@ bracket_find_abandoned(const struct bracket *bracket)
 {
     for (uint32_t i = 0; i < bracket->n_claims; i++) {
         const struct claim *claim = &bracket->claims[i];
-        if (claim->use && !claim->write && use_is_torn(claim))
+        if (claim->use && claim->read && use_is_torn(claim))
             return claim->use->array;
     }
     return NULL;

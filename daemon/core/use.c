@@ -233,6 +233,19 @@ use_is_claimed(struct claim *claim, uint64_t number)
 }
 
 void
+use_widen(struct claim *claim, uint64_t number)
+{
+    struct use *use = claim->use;
+
+    claim->section->n_claims--;
+    claim->section = &use->whole;
+    claim->section->n_claims++;
+    claim->section->visited[0] = number;
+    claim->widened = true;
+    sections_settle(use);
+}
+
+void
 use_count(struct use *use, uint64_t *ret_readers, uint64_t *ret_writers, uint64_t *ret_waiting)
 {
     const struct section *section;

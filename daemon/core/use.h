@@ -8,13 +8,14 @@
  * range of it. Claims exclude each other where their sections overlap and one of them writes. The
  * whole is always there; a section of a range lives while it has claims or fences, or is torn. An
  * array has up to SECTIONS_MAX of these: a claim that finds no room has the whole in place of its
- * range. So nothing is forgotten, and what is decided looks at SECTIONS_MAX sections at most, and
- * at one where no claim has a range. Claims that were open before a restart find as many more: new
- * ones may have taken those that they had.
+ * range, and one such stands for all claims that its bracket has on the array. So nothing is
+ * forgotten, and what is decided looks at SECTIONS_MAX sections at most, and at one where no claim
+ * has a range. Claims that were open before a restart find as many more: new ones may have taken
+ * those that they had.
  *
  * Abandoned are the array, or sections of it, which are torn then: up to TORN_MAX, charged to the
  * array's creator. Beyond that, or after a restart, it is the whole array. A write makes whole
- * again what lies wholly in its section.
+ * again what lies wholly in its section, unless it has that for want of room.
  */
 #pragma once
 
@@ -89,7 +90,8 @@ struct claim {
     LIST_ENTRY(claim) of_lease;
     TAILQ_ENTRY(claim) of_waiting;
     LIST_ENTRY(claim) of_held;
-    bool write;
+    bool read, write; /* both: it is widened */
+    bool widened;   /* it has all of the array in place of its ranges: it makes nothing whole */
     bool ready;     /* it waits for other arrays of the bracket only */
     bool overtakes; /* what waits before it, since its thread reads already */
 };
@@ -119,6 +121,8 @@ int use_claim(struct claim *claim, struct array *array, uint64_t from, uint64_t 
 void use_drop(struct claim *claim);
 /* Whether a claim with that number of a search overlaps with this one, which has it now. */
 bool use_is_claimed(struct claim *claim, uint64_t number);
+/* It has the whole in place of its range, and that number. */
+void use_widen(struct claim *claim, uint64_t number);
 /* Opens the claim of a bracket that was open before the restart, unless others have the array. */
 bool use_resume(struct claim *claim);
 

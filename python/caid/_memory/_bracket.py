@@ -34,8 +34,8 @@ class Bracket(OfProcess, Generic[_Views]):
     may write it. They get their turns in the order in which they ask. A bracket of a view is one of the bytes
     from its first to its last: brackets whose bytes do not overlap, as those of ``a[:2]`` and ``a[2:]``, go on
     side by side. (Columns of a matrix in C order overlap.) An array has up to 64 such ranges at a time; a
-    bracket of one that finds no place has all of the array, and a bracket of several raises LimitError. Of more
-    than 16 views of an array that do not meet, a bracket has the bytes from the first to the last.
+    bracket that finds no place has all of the array. Of more than 16 views of an array that do not meet, a bracket
+    has the bytes from the first to the last.
 
     ::
 
@@ -125,7 +125,7 @@ class Bracket(OfProcess, Generic[_Views]):
             The bracket was begun before; an array to be read and one to be written overlap; the stream
             captures a graph.
         LimitError
-            As many brackets as the user may have; no place for several ranges of an array.
+            As many brackets as the user may have.
         ClosedError, CancelledError
             An array, the stream or the client is closed; was closed meanwhile.
 
