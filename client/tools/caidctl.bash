@@ -59,8 +59,8 @@ _caidctl() {
     *)
         case $verb:$cur in
         load:-*)
-            _caidctl_lines < <(printf '%s\n' --name= --pool= --device= --dtype= --only= --shard= --rows= \
-                --columns= --tie= --socket= --json --quiet --help)
+            _caidctl_lines < <(printf '%s\n' --name= --pool= --device= --memory= --dtype= --only= --shard= \
+                --rows= --columns= --tie= --socket= --json --quiet --help)
             [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
             ;;
         load:* | save:*) _caidctl_lines < <(compgen -f -- "$cur") ;;

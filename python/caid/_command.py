@@ -30,6 +30,7 @@ def _parser():
     to_load.add_argument("model", nargs="+", help="safetensors file, folder or index")
     to_load.add_argument("--name", "-n", required=True, help="of the model")
     to_load.add_argument("--device", "-d", default="0", help="index or UUID")
+    to_load.add_argument("--memory", choices=("device", "pinned"), default="device", help="pinned: the host's")
     to_load.add_argument("--dtype", help="what floating-point tensors become: bfloat16, <f2, ...")
     to_load.add_argument("--only", action="append", metavar="PATTERN", help="tensors to load")
     to_load.add_argument("--shard", metavar="RANK/WORLD", help="a part of each tensor")
@@ -109,6 +110,7 @@ def _load(parser, args, client, interrupts):
         args.name,
         pool=args.pool,
         device=_device(args),
+        memory=args.memory,
         dtype=args.dtype,
         only=args.only,
         shard=_shard(parser, args),

@@ -75,9 +75,11 @@ def test_parts_of_a_model(client, caidctl, tmp_path):
     tensor = "F32", (4, 2), rows.tobytes()
     path = models.write(tmp_path / "m", {"a.q_proj.weight": tensor, "b": tensor, "c": ("U8", (), b"x")})
     args = "--shard=1/2", "--only", "a*", "--only", "b", "--dtype", "<f2", "--tie", "x=b", "--columns", "b", "-d", "0"
+    args += ("--memory=pinned",)
     assert caidctl("load", path, "-n", "m", *args, "--rows=a*", "-q")[0] == 0
     with weights.open("m", client=client) as w:
         found = {key: (a.typestr, a.copy_to_host().tolist()) for key, a in w.items()}
+        assert {a.memory for a in w.values()} == {"pinned"}
     second = "<f2", [[1], [3], [5], [7]]
     assert found == {"a.q_proj.weight": ("<f2", [[4, 5], [6, 7]]), "b": second, "x": second}
 
