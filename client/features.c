@@ -11,6 +11,7 @@
 #include "handoff/lane.h"
 #include "handoff/page.h"
 #include "memory/array.h"
+#include "memory/behind.h"
 #include "memory/block.h"
 #include "memory/lease.h"
 #include "memory/part.h"
@@ -27,16 +28,16 @@ DEFINE_CLEANUP(struct caid_client *, caid_client_close)
  * given up. Lanes, which wait for pages, end before these; both end before the blocks, which stay
  * if one of them keeps memory; the driver ends last. */
 static const struct feature *const features[] = {
-    &call_feature,  &resume_feature, &bracket_feature, &lease_feature,
-    &lane_feature,  &page_feature,   &arena_feature,   &array_feature,
-    &block_feature, &watch_feature,  &part_feature,    &gpu_feature,
-    NULL,
+    &call_feature,  &resume_feature, &bracket_feature, &lease_feature, &lane_feature,
+    &page_feature,  &arena_feature,  &behind_feature,  &array_feature, &block_feature,
+    &watch_feature, &part_feature,   &gpu_feature,     NULL,
 };
 
 struct whole {
     struct caid_client client; /* the first member: free() gets its address */
     struct bracket_table brackets;
     struct arena_list arenas;
+    struct behind_table behinds;
     struct block_table blocks;
     struct lane_table lanes;
     struct lease_table leases;
@@ -55,6 +56,7 @@ client_new(void)
     struct caid_client *client = &whole->client;
     bracket_table_init(client->brackets = &whole->brackets);
     arena_list_init(client->arenas = &whole->arenas);
+    behind_table_init(client->behinds = &whole->behinds);
     block_table_init(client->blocks = &whole->blocks);
     lane_table_init(client->lanes = &whole->lanes);
     client->leases = &whole->leases;
@@ -100,6 +102,7 @@ caid_client_close(struct caid_client *client)
         lanes_close(client);
         pthread_mutex_lock(&client->lock);
         reaper_stop(client);
+        behind_close(client);
         block_tidy(client,
                    true); /* tells the daemon that blocks are not mapped here any more */
         pages_close(client);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "behind.h"
 #include "block.h"
 #include "drain.h"
 #include "lease.h"
@@ -198,6 +199,7 @@ end_lease(struct caid_array *array)
 {
     struct caid_client *client = array->client;
 
+    behind_forget(array);
     if (array->lease != 0 && !array->lost)
         LIST_REMOVE(array, of_leases);
     if (array->drain.kept)
@@ -212,15 +214,25 @@ end_lease(struct caid_array *array)
 }
 
 void
+array_end(struct caid_array *array)
+{
+    struct caid_client *client = array->client;
+
+    end_lease(array);
+    client->reaper.n_freed += !array->drain.kept;
+    array_free(array);
+}
+
+void
 array_close_now(struct caid_array *array)
 {
     struct caid_client *client = array->client;
 
     client_enter_anyway(client);
-    end_lease(array);
+    if (!behind_ends_array(array))
+        array_end(array);
     call_flush(client); /* the rest is sent later */
     client_leave(client);
-    array_free(array);
 }
 
 /* It never drops the client's last reference: the handle exists until the thread is joined. */
@@ -232,17 +244,14 @@ reap(struct caid_client *client, struct reaped_queue *closed)
 
     drain_arrays(client, closed);
     pthread_mutex_lock(&client->lock);
-    STAILQ_FOREACH(entry, closed, entry) {
+    while ((entry = STAILQ_FIRST(closed))) {
+        STAILQ_REMOVE_HEAD(closed, entry);
         array = container_of(entry, struct caid_array, reaped);
-        end_lease(array);
-        client->reaper.n_freed += !array->drain.kept;
+        if (!behind_ends_array(array))
+            array_end(array);
     }
     call_flush(client);
     pthread_mutex_unlock(&client->lock);
-    while ((entry = STAILQ_FIRST(closed))) {
-        STAILQ_REMOVE_HEAD(closed, entry);
-        array_free(container_of(entry, struct caid_array, reaped));
-    }
 }
 
 static void

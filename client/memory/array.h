@@ -15,10 +15,10 @@
 
 #include "caid/caid.h"
 
-#include "cuda_abi.h"
+#include "drain.h"
 #include "session/call.h"
-#include "session/reaper.h"
 
+struct behind;
 struct block;
 struct caid_client;
 
@@ -42,6 +42,7 @@ struct caid_array {
     LIST_ENTRY(caid_array) of_leases; /* lease_table.arrays, while it is leased */
     CUdeviceptr managed;              /* what cuMemFree() takes, or 0 */
     uint32_t place;           /* gpu.h: it is mapped for this device, if it has memory */
+    struct behind *behind;    /* its last publication behind work; under the client's lock */
     struct array_text *texts; /* under the client's lock */
     /* What caid_array_get_info() returns: the info of the last text, or `info`. */
     const struct caid_array_info *_Atomic current;
@@ -49,12 +50,7 @@ struct caid_array {
     /* After the close (drain.h). */
     struct reaped reaped;
 
-    struct {
-        uint64_t primaries; /* the primary contexts, a bit for each place */
-        CUcontext context;  /* another context, or that of event; or NULL */
-        CUevent event;      /* if not NULL, only this is waited for */
-        bool kept; /* whether it has drained cannot be known: stays leased and mapped */
-    } drain;
+    struct drain drain;
 
     struct caid_array_info info; /* as the array was made */
     int64_t data[];              /* shape, strides, then the strings that info points to */
@@ -77,6 +73,8 @@ void array_free(struct caid_array *array);
 
 /* Closes an array that no GPU work can use: nothing is waited for. */
 void array_close_now(struct caid_array *array);
+/* Ends the lease of a closed array, and frees it. Under the client's lock; a call runs. */
+void array_end(struct caid_array *array);
 
 /* A request whose reply grants leases; it belongs to its caller. */
 struct array_request {

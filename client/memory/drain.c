@@ -18,6 +18,7 @@ struct drained {
     uint64_t places; /* whose primary context has drained, a bit each */
     CUcontext contexts[N_DRAINED];
     size_t n;
+    CUresult result; /* the first of a wait that did not succeed */
 };
 
 static bool
@@ -39,31 +40,35 @@ primary_is_active(const struct drv *drv, const struct gpu_device *device)
     return result == CUDA_SUCCESS ? active : !gpu_is_dead(result);
 }
 
-/* A bit for each place whose primary context may use the array. Managed and pinned memory may be
- * used by those of all devices. */
+/* A bit for each place, of those given, whose primary context is active. */
 static uint64_t
-active_primaries(const struct caid_array *array)
+active_primaries(const struct gpu *gpu, uint64_t places)
 {
-    const struct gpu *gpu = &array->client->gpu;
-    bool everywhere = array->managed ||
-                      (array->block ? array->block->kind == BLOCK_PINNED : array->on_host);
-    uint64_t places = 0;
+    uint64_t active = 0;
 
     for (uint32_t i = 0; i < gpu->n_devices; i++)
-        if ((everywhere || i == array->place) && primary_is_active(gpu->drv, &gpu->devices[i]))
-            places |= UINT64_C(1) << i;
-    return places;
+        if ((places & UINT64_C(1) << i) && primary_is_active(gpu->drv, &gpu->devices[i]))
+            active |= UINT64_C(1) << i;
+    return active;
 }
 
+static void
+note_contexts(const struct gpu *gpu, uint64_t places, struct drain *ret)
+{
+    ret->primaries = active_primaries(gpu, places);
+    ret->context = gpu_current(gpu->drv);
+}
+
+/* Managed and pinned memory may be used by the contexts of all devices. */
 bool
 drain_note_contexts(struct caid_array *array)
 {
-    const struct gpu *gpu = &array->client->gpu;
-
     if (!has_memory(array))
         return false;
-    array->drain.primaries = active_primaries(array);
-    array->drain.context = gpu_current(gpu->drv);
+    bool everywhere = array->managed ||
+                      (array->block ? array->block->kind == BLOCK_PINNED : array->on_host);
+    note_contexts(&array->client->gpu, everywhere ? UINT64_MAX : UINT64_C(1) << array->place,
+                  &array->drain);
     return array->drain.primaries || array->drain.context;
 }
 
@@ -79,10 +84,10 @@ stream_done(const struct drv *drv, const char *call, CUresult result, struct cai
  * current context, or of the primary one. If the context is dead, *ret_result is not SUCCESS, and
  * nothing has been pushed. */
 static int
-push_stream(struct caid_array *array, uint64_t stream, CUresult *ret_result,
+push_stream(struct caid_client *client, uint32_t place, uint64_t stream, CUresult *ret_result,
             struct caid_error *error)
 {
-    const struct drv *drv = array->client->gpu.drv;
+    const struct drv *drv = client->gpu.drv;
     const char *call = "cuStreamGetCtx";
     CUcontext context = NULL;
     CUresult result = CUDA_SUCCESS;
@@ -90,7 +95,7 @@ push_stream(struct caid_array *array, uint64_t stream, CUresult *ret_result,
     if (!stream_is_special(stream))
         result = drv->cu.cuStreamGetCtx((CUstream)(uintptr_t)stream, &context);
     else if (!(context = gpu_current(drv))) {
-        int r = gpu_context(array->client, array->place, &context, error);
+        int r = gpu_context(client, place, &context, error);
         if (r < 0)
             return r;
     }
@@ -112,7 +117,7 @@ check_not_capturing(const struct drv *drv, uint64_t stream, struct caid_error *e
     gpu_captures(drv, (CUstream)(uintptr_t)stream, &captures);
     if (captures)
         return fail(error, CAID_ERR_INVALID,
-                    "the stream captures a graph: close the array when the capture has ended");
+                    "the stream captures a graph: close or publish when the capture has ended");
     return 0;
 }
 
@@ -135,31 +140,72 @@ record(const struct drv *drv, uint64_t stream, CUevent *ret, const char **ret_ca
     return result;
 }
 
-int
-drain_note_stream(struct caid_array *array, uint64_t stream, struct caid_error *error)
+/* If the context is dead, there is no event, and *ret_result is not SUCCESS. */
+static int
+note_stream(struct caid_client *client, uint32_t place, uint64_t stream, struct drain *ret,
+            CUresult *ret_result, struct caid_error *error)
 {
-    const struct drv *drv = array->client->gpu.drv;
-    CUresult result;
+    const struct drv *drv = client->gpu.drv;
     const char *call;
 
-    int r = stream_check(stream, error);
-    if (r < 0 || !has_memory(array))
-        return r;
-    r = push_stream(array, stream, &result, error);
-    if (r < 0 || result != CUDA_SUCCESS)
+    int r = push_stream(client, place, stream, ret_result, error);
+    if (r < 0 || *ret_result != CUDA_SUCCESS)
         return r;
     r = check_not_capturing(drv, stream, error);
     if (r < 0) {
         gpu_pop(drv);
         return r;
     }
-    result = record(drv, stream, &array->drain.event, &call);
-    array->drain.context = result == CUDA_SUCCESS ? gpu_current(drv) : NULL;
+    *ret_result = record(drv, stream, &ret->event, &call);
+    ret->context = *ret_result == CUDA_SUCCESS ? gpu_current(drv) : NULL;
     gpu_pop(drv);
-    return gpu_is_dead(result) ? 0 : stream_done(drv, call, result, error);
+    return gpu_is_dead(*ret_result) ? 0 : stream_done(drv, call, *ret_result, error);
+}
+
+int
+drain_note_stream(struct caid_array *array, uint64_t stream, struct caid_error *error)
+{
+    CUresult result;
+
+    int r = stream_check(stream, error);
+    if (r < 0 || !has_memory(array))
+        return r;
+    return note_stream(array->client, array->place, stream, &array->drain, &result, error);
+}
+
+int
+drain_note_work(struct caid_client *client, uint32_t place, uint64_t stream, struct drain *ret,
+                struct caid_error *error)
+{
+    CUresult result = CUDA_SUCCESS;
+
+    if (stream == 0) {
+        note_contexts(&client->gpu, UINT64_MAX, ret);
+        return 0;
+    }
+    int r = note_stream(client, place, stream, ret, &result, error);
+    return r < 0 ? r : stream_done(client->gpu.drv, "cuEventRecord", result, error);
+}
+
+void
+drain_forget(struct caid_client *client, struct drain *work)
+{
+    const struct drv *drv = client->gpu.drv;
+
+    if (!work->event || drv->cu.cuCtxPushCurrent(work->context) != CUDA_SUCCESS)
+        return;
+    drv->cu.cuEventDestroy(work->event);
+    gpu_pop(drv);
 }
 
 /* ---- waiting ---- */
+
+static void
+note_result(struct drained *drained, CUresult result)
+{
+    if (drained->result == CUDA_SUCCESS)
+        drained->result = result;
+}
 
 /* A context in which a stream captures a graph cannot be waited for, nor asked for its work. false:
  * it may not have drained. */
@@ -175,6 +221,7 @@ wait_context(struct caid_client *client, CUcontext context, struct drained *drai
     while (gpu_is_capturing(result = gpu_synchronize(client->gpu.drv, context, NULL)) &&
            reaper_may_wait(client))
         nanosleep(&pause, NULL);
+    note_result(drained, result);
     if (gpu_is_over(result) && drained->n < N_DRAINED)
         drained->contexts[drained->n++] = context;
     return gpu_is_over(result);
@@ -193,6 +240,7 @@ wait_primary(struct caid_client *client, struct gpu_device *device, struct drain
     if (!primary_is_active(drv, device))
         return true;
     CUresult result = drv->cu.cuDevicePrimaryCtxRetain(&context, device->ordinal);
+    note_result(drained, result);
     if (result != CUDA_SUCCESS)
         return gpu_is_gone(result);
     bool over = wait_context(client, context, drained);
@@ -215,26 +263,40 @@ wait_primaries(struct caid_client *client, uint64_t places, struct drained *drai
 }
 
 static bool
-wait_event(const struct drv *drv, const struct caid_array *array)
+wait_event(const struct drv *drv, const struct drain *work, struct drained *drained)
 {
-    CUresult result = drv->cu.cuCtxPushCurrent(array->drain.context);
+    CUresult result = drv->cu.cuCtxPushCurrent(work->context);
 
+    note_result(drained, result);
     if (result != CUDA_SUCCESS)
         return gpu_is_gone(result); /* the event has gone with its context */
-    result = drv->cu.cuEventSynchronize(array->drain.event);
-    drv->cu.cuEventDestroy(array->drain.event);
+    result = drv->cu.cuEventSynchronize(work->event);
+    drv->cu.cuEventDestroy(work->event);
     gpu_pop(drv);
+    note_result(drained, result);
     return gpu_is_over(result);
 }
 
-/* false: GPU work may still use the array. */
+/* false: the work may still go on. */
 static bool
-drain_array(struct caid_client *client, struct caid_array *array, struct drained *drained)
+wait_work(struct caid_client *client, const struct drain *work, struct drained *drained)
 {
-    if (array->drain.event)
-        return wait_event(client->gpu.drv, array);
-    return wait_primaries(client, array->drain.primaries, drained) &&
-           (!array->drain.context || wait_context(client, array->drain.context, drained));
+    if (work->event)
+        return wait_event(client->gpu.drv, work, drained);
+    return wait_primaries(client, work->primaries, drained) &&
+           (!work->context || wait_context(client, work->context, drained));
+}
+
+int
+drain_wait(struct caid_client *client, struct drain *work, struct caid_error *error)
+{
+    struct drained drained = {0};
+    const char *call = work->event ? "cuEventSynchronize" : "cuCtxSynchronize";
+
+    wait_work(client, work, &drained);
+    *work = (struct drain){0};
+    return gpu_result(client->gpu.drv, call, drained.result,
+                      "the work that writes the array failed", error);
 }
 
 static void
@@ -256,7 +318,7 @@ drain_arrays(struct caid_client *client, const struct reaped_queue *arrays)
 
     STAILQ_FOREACH(entry, arrays, entry) {
         struct caid_array *array = container_of(entry, struct caid_array, reaped);
-        array->drain.kept = !drain_array(client, array, &drained);
+        array->drain.kept = !wait_work(client, &array->drain, &drained);
         if (array->managed && !array->drain.kept)
             free_managed(client, array);
     }
@@ -270,7 +332,7 @@ sync_stream(struct caid_array *array, uint64_t stream, struct caid_error *error)
     const struct drv *drv = array->client->gpu.drv;
     CUresult result;
 
-    int r = push_stream(array, stream, &result, error);
+    int r = push_stream(array->client, array->place, stream, &result, error);
     if (r < 0)
         return r;
     if (result != CUDA_SUCCESS)

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* caid_array_publish() and caid_array_send(). */
+#include "publish.h"
+
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>
 
-#include "array.h"
 #include "drain.h"
 #include "session/client.h"
 #include "session/text.h"
@@ -17,8 +18,8 @@ struct publishing {
 };
 
 /* Another thread that reads the info sees all of the change or nothing. */
-static void
-apply(struct caid_array *array, struct array_text *text, uint64_t generation)
+void
+publish_apply(struct caid_array *array, struct array_text *text, uint64_t generation)
 {
     const char *name = text->info.name, *metadata = text->info.metadata;
 
@@ -47,15 +48,20 @@ take_publish(struct caid_client *client UNUSED, struct call *call, const void *r
         return 0;
     if (publishing->ret_generation)
         *publishing->ret_generation = result->generation;
-    apply(publishing->array, TAKE_PTR(*publishing->text), result->generation);
+    publish_apply(publishing->array, TAKE_PTR(*publishing->text), result->generation);
     return 0;
 }
 
-static int
-check_publish(const struct caid_array *array, const char *name,
-              const struct caid_publish_options *o, struct caid_error *error)
+int
+publish_check(const struct caid_array *array, const char *name,
+              const struct caid_publish_options *options, struct caid_publish_options *o,
+              struct caid_error *error)
 {
-    int r = check_name(name, error);
+    int r = CHECK_CLIENT_OF(array, error);
+    if (r == 0)
+        r = options_read(o, sizeof(*o), options, error);
+    if (r == 0)
+        r = check_name(name, error);
     if (r == 0)
         r = check_metadata(o->metadata, error);
     if (r == 0 && o->flags & ~(uint32_t)CAID_PUBLISH_NEW)
@@ -70,24 +76,38 @@ check_publish(const struct caid_array *array, const char *name,
 
 /* Room for both strings. It is made before the daemon is asked, since nothing may fail after that.
  * */
-static struct array_text *
-text_new(struct msg_str name, struct msg_str metadata)
+struct array_text *
+publish_text_new(const struct msg_publish_params *params)
 {
-    struct array_text *text = malloc(sizeof(*text) + name.n + metadata.n + 2);
+    struct array_text *text = malloc(sizeof(*text) + params->name.n + params->metadata.n + 2);
 
     if (!text)
         return NULL;
     char *end = text->text;
-    text->info.name = text_put(&end, name);
-    text->info.metadata = text_put(&end, metadata);
+    text->info.name = text_put(&end, params->name);
+    text->info.metadata = text_put(&end, params->metadata);
     return text;
+}
+
+struct msg_publish_params
+publish_params(const struct caid_array *array, const char *name,
+               const struct caid_publish_options *o)
+{
+    return (struct msg_publish_params){
+        .lease = array->lease,
+        .name = MSG_STR(name),
+        .metadata = msg_str_opt(o->metadata),
+        .companion = o->companion ? o->companion->lease : 0,
+        .new = (o->flags & CAID_PUBLISH_NEW) != 0,
+        .ttl_ns = o->ttl_ns,
+    };
 }
 
 static int
 array_publish_run(struct caid_array *array, const struct msg_publish_params *params,
                   uint64_t *ret_generation, struct caid_error *error)
 {
-    _cleanup_free_ struct array_text *text = text_new(params->name, params->metadata);
+    _cleanup_free_ struct array_text *text = publish_text_new(params);
     struct publishing *publishing = call_new(sizeof(*publishing), MSG_PUBLISH, params);
 
     if (!text || !publishing) {
@@ -108,25 +128,14 @@ caid_array_publish(struct caid_array *array, const char *name,
 {
     struct caid_publish_options opts;
 
-    int r = CHECK_CLIENT_OF(array, error);
-    if (r == 0)
-        r = options_read(&opts, sizeof(opts), options, error);
-    if (r == 0)
-        r = check_publish(array, name, &opts, error);
+    int r = publish_check(array, name, options, &opts, error);
     if (r == 0)
         r = drain_writes(array, opts.stream, error);
     if (r == 0 && opts.companion)
         r = drain_writes(opts.companion, opts.stream, error);
     if (r < 0)
         return r;
-    const struct msg_publish_params params = {
-        .lease = array->lease,
-        .name = MSG_STR(name),
-        .metadata = msg_str_opt(opts.metadata),
-        .companion = opts.companion ? opts.companion->lease : 0,
-        .new = (opts.flags & CAID_PUBLISH_NEW) != 0,
-        .ttl_ns = opts.ttl_ns,
-    };
+    const struct msg_publish_params params = publish_params(array, name, &opts);
     return array_publish_run(array, &params, ret_generation, error);
 }
 

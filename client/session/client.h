@@ -50,6 +50,7 @@ struct caid_client {
     /* The features' own tables. */
     struct bracket_table *brackets;
     struct arena_list *arenas;
+    struct behind_table *behinds;
     struct block_table *blocks;
     struct lane_table *lanes;
     struct lease_table *leases;

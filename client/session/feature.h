@@ -35,8 +35,9 @@ struct feature {
     /* Does the work that is due by now. `all`: also gives back what could stay for a while. May
      * drop the lock, and call the driver. */
     void (*tidy)(struct caid_client *client, bool all);
-    /* Where the client's thread cannot be had: called by a thread that leaves the client. Gives
-     * back all that is possible without waiting. May drop the lock, and call the driver. */
+    /* Where the client's thread cannot be had: called by a thread that leaves the client. Does what
+     * is due, and gives back all that is possible without waiting. May drop the lock, and call the
+     * driver. */
     void (*tidy_here)(struct caid_client *client);
     /* Waits until nothing uses the closed objects, and ends them. Not under the lock. */
     void (*reap)(struct caid_client *client, struct reaped_queue *closed);

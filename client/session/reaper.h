@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The client's one thread, for work that has to wait after a close. It calls the features' hooks
- * (feature.h): reap, which waits until the GPU work that may use closed objects has drained, and
- * ends these, many at a time; and tidy, when that is due. It tells the daemon, and sends what the
- * socket did not take.
+ * The client's one thread, for work that has to wait after a close, or before a publication. It
+ * calls the features' hooks (feature.h): reap, which waits until the GPU work that may use closed
+ * objects has drained, and ends these, many at a time; and tidy, when that is due. It tells the
+ * daemon, and sends what the socket did not take.
  *
  * The first close that leaves it something to do starts it. caid_client_close() joins it after it
  * has drained. It takes no signals. Where it cannot be started, or has been joined, the thread that

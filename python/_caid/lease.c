@@ -9,7 +9,7 @@
  * Leases with HostViews or tensors are excepted: their memory stays mapped until their last share
  * is given up, and is not read or written in other ways any more.
  */
-#include "module.h"
+#include "handle.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -535,6 +535,38 @@ lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return ret;
 }
 
+/* Publishes behind the work that is on the stream by now; what becomes of it: _publish_wait(). */
+static PyObject *
+lease_publish_behind(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct lease_object *self = lease(op);
+    struct caid_publish_options options = CAID_INIT(struct caid_publish_options);
+    const char *name;
+
+    if (lease_check(self) < 0 ||
+        PY_ARGS(self->client->state, "publish_behind", PY_NAME(name),
+                PY_TEXT(options.metadata, INVALID), PY_ARG(options.stream)) < 0)
+        return NULL;
+    return py_none(
+        LEASE_CALL(self, caid_array_publish_behind(self->array, name, &options, &error)));
+}
+
+static PyObject *
+lease_publish_wait(PyObject *op, PyObject *timeout)
+{
+    struct lease_object *self = lease(op);
+    uint64_t generation = 0, timeout_ns;
+    int r;
+
+    if (py_timeout_get(timeout, &timeout_ns) < 0 || py_lease_pin(self) < 0)
+        return NULL;
+    r = LEASE_CALL(self, caid_array_publish_wait(self->array, timeout_ns, &generation, &error));
+    if (r >= 0)
+        r = facts_renew(self);
+    py_lease_unpin(self);
+    return r < 0 ? NULL : PyLong_FromUnsignedLongLong(generation);
+}
+
 static PyObject *
 lease_open_companion(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -651,6 +683,10 @@ static PyMethodDef lease_methods[] = {
      PyDoc_STR("Sets `pending` where it is not set: what it is.")},
     {"publish", PY_FASTCALL(lease_publish), METH_FASTCALL,
      PyDoc_STR("Puts the array under a name: its generation.")},
+    {"_publish_behind", PY_FASTCALL(lease_publish_behind), METH_FASTCALL,
+     PyDoc_STR("Puts the array under a name when a stream's work has landed.")},
+    {"_publish_wait", lease_publish_wait, METH_O,
+     PyDoc_STR("Waits for what the last _publish_behind() has come to: the generation.")},
     {"open_companion", lease_open_companion, METH_NOARGS,
      PyDoc_STR("The Lease of the array that this one keeps.")},
     {"part", PY_FASTCALL(lease_part), METH_FASTCALL,

@@ -78,6 +78,10 @@ publish_and_watch(struct caid_client *client, struct caid_array *array)
     if (r == 0)
         r = send_and_take(client, array);
     if (r == 0)
+        r = caid_array_publish_behind(array, "published", NULL, &error);
+    if (r == 0)
+        r = caid_array_publish_wait(array, CAID_FOREVER, NULL, &error);
+    if (r == 0)
         r = caid_rename(client, "published", "renamed", NULL, false, NULL, &error);
     if (r == 0)
         r = caid_rename(client, "renamed", "published", NULL, true, NULL, &error);

@@ -6,7 +6,7 @@ import contextlib
 
 import numpy
 import pytest
-from conftest import after_gate, n_leases, wait_until
+from conftest import Held, after_gate, n_leases, wait_until
 from restarts import Restarts
 
 import caid
@@ -200,3 +200,22 @@ def test_a_companion_goes_with_its_array(client, other):
         with pytest.raises(caid.NotFoundError, match="no companion"):
             b.open_companion()
     client.unlink("pair")
+
+
+def test_what_is_published_behind_work(client, other):
+    with client.stream() as s, client.empty(64, "<i4") as a, Held(s) as held:
+        lease = a._memory
+        with pytest.raises(caid.InvalidError):
+            lease._publish_wait(None)
+        a.copy_from_host(numpy.full(64, 7, "<i4"), stream=s)
+        lease._publish_behind("w", '"m"', s.handle)
+        for _ in range(3):
+            with pytest.raises(caid.TimedOutError):
+                lease._publish_wait(0.01)
+            with pytest.raises(caid.NotFoundError):
+                other.open("w")
+        held.gate.set()
+        generation = lease._publish_wait(None)
+        assert (a.name, a.generation, a.metadata) == ("w", generation, "m")
+        with other.open("w") as b:
+            assert (read(b), b.generation) == (7, generation)

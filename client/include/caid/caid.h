@@ -332,6 +332,20 @@ int caid_array_publish(struct caid_array *array, const char *name,
                        const struct caid_publish_options *options, uint64_t *ret_generation,
                        struct caid_error *error);
 
+/* The same, and returns at once: a thread of the client publishes the array when the work that is
+ * on the stream by now (0: in all primary contexts, and in the one that is current to this thread)
+ * has landed; not, if the work has failed. Publications of a client are made in the order of these
+ * calls, over a restart of the daemon, too. caid_client_close() waits for them. An array that is
+ * closed before keeps its lease until then; a companion has to stay open. Where no thread can be
+ * started, the call waits. CAID_ERR_INVALID: the array's last publication is under way yet. */
+int caid_array_publish_behind(struct caid_array *array, const char *name,
+                              const struct caid_publish_options *options,
+                              struct caid_error *error);
+/* Waits for the result of the last of these calls: the generation, or what the publication failed
+ * with. It may be asked for again. CAID_ERR_TIMEOUT: not yet. CAID_ERR_INVALID: there is none. */
+int caid_array_publish_wait(struct caid_array *array, uint64_t timeout_ns,
+                            uint64_t *ret_generation, struct caid_error *error);
+
 /* The companion that an array was published with, in the mode in which that is open.
  * CAID_ERR_NOT_FOUND: it has none. */
 int caid_array_open_companion(struct caid_array *array, struct caid_array **ret,
