@@ -53,6 +53,9 @@ array_range(const struct array *array)
 struct block *
 array_block(const struct array *array)
 {
+    if (array->is_part && !array->span)
+        return NULL;
+
     const struct range *range = array_range(array->is_part ? array->part->whole->array : array);
 
     return range ? container_of(range->extent, struct block, extent) : NULL;
@@ -61,6 +64,8 @@ array_block(const struct array *array)
 uint64_t
 array_offset(const struct array *array)
 {
+    if (array->is_part && !array->span)
+        return 0;
     if (array->is_part)
         return array_offset(array->part->whole->array) + array->part->offset;
     return array_range(array) ? range_offset(array->range) : 0;

@@ -37,8 +37,6 @@ static int
 place_check(const struct array *whole, uint64_t offset, const struct geometry *g,
             struct refusal *r)
 {
-    if (!g->span)
-        return refuse(r, PROTO_ERR_INVALID, "a part has at least one byte");
     if (offset > whole->span || g->span > whole->span - offset)
         return refuse(r, PROTO_ERR_INVALID,
                       "%" PRIu64 " bytes at %" PRIu64 " are not within the array's %" PRIu64,
@@ -64,6 +62,8 @@ part_check(struct conn *conn, const struct msg_publish_part_params *p,
                        r) ||
         place_check(lease->array, p->offset, &req->geometry, r))
         return REFUSED;
+    if (!req->geometry.span)
+        return refuse(r, PROTO_ERR_INVALID, "a part with a name has at least one byte");
     *ret_whole = lease->array;
     return 0;
 }

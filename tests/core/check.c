@@ -248,7 +248,7 @@ check_part(const struct part *part, const struct whole *whole)
     CHECK(part->whole == whole && array && array->is_part && array->part == part);
     CHECK(array->id == part->id && !array->creating && !array->is_whole);
     CHECK(array->pool == of->pool && array->device == of->device && array->kind == of->kind);
-    CHECK(array->charge.user == of->charge.user && array->span);
+    CHECK(array->charge.user == of->charge.user);
     CHECK(part->offset <= of->span && array->span <= of->span - part->offset); /* I2 */
     check_array(array);
 }

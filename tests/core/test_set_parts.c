@@ -223,7 +223,7 @@ CORE_TEST(set_parts, all_or_none, h_sharing)
         {member_at("", 0, &bytes[0]), PROTO_ERR_INVALID_NAME},
         {member_at("b", 901, &bytes[0]), PROTO_ERR_INVALID},
         {member_at("b", UINT64_MAX, &bytes[0]), PROTO_ERR_INVALID},
-        {member_at("b", 0, &(int64_t){0}), PROTO_ERR_INVALID},
+        {member_at("b", 1001, &(int64_t){0}), PROTO_ERR_INVALID},
         {member_at("b", 0, &(int64_t){-1}), PROTO_ERR_INVALID},
     };
 
@@ -319,13 +319,16 @@ CAID_TEST(set_parts, limit_of_host_memory)
 
 CORE_TEST(set_parts, come_back_with_their_layout, h_sharing)
 {
-    const struct msg_member two[] = TWO;
+    const struct msg_member three[] = {member_at("a", 0, &bytes[0]),
+                                       member_at("b", 300, &bytes[1]),
+                                       member_at("none", 1000, &(int64_t){0})};
     uint64_t whole, set;
 
     uint64_t a = h_connect(h, 1000, 1000);
     make(h, a, &whole, &set);
-    uint64_t layout = h_stage_parts(h, a, set, whole, two, 2, false)->layout;
+    uint64_t layout = h_stage_parts(h, a, set, whole, three, 3, false)->layout;
     h_publish(h, a, set, "s/");
+    cr_assert_eq(h_open(h, a, "s/none", NULL, "r")->arrays[0].block, 0, "it has no bytes");
     uint64_t number = h_open(h, a, "s/b", NULL, "r")->arrays[0].number;
     uint64_t offset = h->replies[a].offset;
     h_disconnect(h, a);
@@ -333,9 +336,11 @@ CORE_TEST(set_parts, come_back_with_their_layout, h_sharing)
     a = h_connect(h, 1000, 1000);
     const struct h_reply *reply = h_open(h, a, "s/", NULL, "r");
     cr_assert_eq(reply->layout, layout);
-    cr_assert_eq(reply->members, 2);
+    cr_assert_eq(reply->members, 3);
     reply = h_open(h, a, "s/b", NULL, "r");
     cr_assert_eq(reply->arrays[0].number, number);
     cr_assert_eq(reply->offset, offset);
+    reply = h_open(h, a, "s/none", NULL, "r");
+    cr_assert(reply->arrays[0].block == 0 && reply->arrays[0].offset == 0);
     h_unlink(h, a, "s/", NULL);
 }
