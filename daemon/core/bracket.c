@@ -199,13 +199,13 @@ find_claim(struct bracket *bracket, const struct use *use)
     return NULL;
 }
 
+/* Claims for reading come first: the first of them is one, if any is. */
 static void
 join_claim(struct claim *claim, struct claim *other)
 {
     if (other->write)
         claim->lease = other->lease;
     claim->write |= other->write;
-    claim->read |= other->read;
     drop_claim(other);
 }
 
