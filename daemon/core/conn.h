@@ -19,6 +19,14 @@
 
 #define CONN_FDS 2
 
+/* A connection that was kicked while its client was away. */
+struct kicked {
+    uint64_t token[2], old_token[2];
+    uid_t by;
+};
+
+#define KICKED_MAX 64
+
 struct conn {
     RB_ENTRY(conn) node;
     uint64_t id;

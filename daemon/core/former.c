@@ -151,10 +151,9 @@ is_token(const uint64_t of[static 2], const uint64_t token[static 2])
 
 /* The old token is valid, too: the earlier core may have died before its client got the new one. */
 static bool
-has_token(const struct conn *conn, struct msg_u64s token)
+has_token(const uint64_t of[static 2], const uint64_t old[static 2], struct msg_u64s token)
 {
-    return token.n == 2 &&
-           is_token(conn->token, token.v) + is_token(conn->old_token, token.v) > 0;
+    return token.n == 2 && is_token(of, token.v) + is_token(old, token.v) > 0;
 }
 
 bool
@@ -177,9 +176,27 @@ former_find(const struct conn *conn, struct msg_u64s token)
     struct conn *former;
 
     TAILQ_FOREACH(former, &conn->user->formers, of_former)
-        if (former_may_resume(former) && former->pid == conn->pid && has_token(former, token))
+        if (former_may_resume(former) && former->pid == conn->pid &&
+            has_token(former->token, former->old_token, token))
             return former;
     return NULL;
+}
+
+void
+refuse_kicked(struct refusal *r, uid_t by)
+{
+    refusal_fill(r, PROTO_ERR_KICKED, "uid %u has ended this connection (kick)", (unsigned)by);
+}
+
+bool
+former_was_kicked(const struct core *core, struct msg_u64s token, struct refusal *r)
+{
+    for (size_t i = 0; i < KICKED_MAX; i++)
+        if (has_token(core->kicked[i].token, core->kicked[i].old_token, token)) {
+            refuse_kicked(r, core->kicked[i].by);
+            return true;
+        }
+    return false;
 }
 
 void
@@ -468,6 +485,17 @@ former_give_up(struct core *core, struct conn *conn)
         return;
     conn->stage = 0; /* from the first step again: names of timelines have stayed for it */
     conn_wake(conn);
+}
+
+void
+former_kick(struct core *core, struct conn *conn, uid_t by)
+{
+    struct kicked *kicked = &core->kicked[core->n_kicked++ % KICKED_MAX];
+
+    kicked->by = by;
+    memcpy(kicked->token, conn->token, sizeof(kicked->token));
+    memcpy(kicked->old_token, conn->old_token, sizeof(kicked->old_token));
+    former_give_up(core, conn);
 }
 
 /* Returns whether more clients are late. */

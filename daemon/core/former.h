@@ -67,6 +67,12 @@ former_may_resume(const struct conn *conn)
 bool former_keeps_place(const struct core *core, const struct user *user, pid_t pid);
 /* The former connection with that token, if it may resume and is of conn's process; or NULL. */
 struct conn *former_find(const struct conn *conn, struct msg_u64s token);
+/* The former connection was kicked: gives it up. Its client is told when it comes back, unless
+ * there was a restart since. */
+void former_kick(struct core *core, struct conn *conn, uid_t by);
+/* Whether the connection that had that token was, and what its client is told then. */
+bool former_was_kicked(const struct core *core, struct msg_u64s token, struct refusal *r);
+void refuse_kicked(struct refusal *r, uid_t by);
 /* Its client has come back with that token, and is resuming. */
 void former_resume(struct core *core, struct conn *conn, const uint64_t token[static 2]);
 /* The client has said something of what it has: its deadline is put off. */

@@ -73,7 +73,7 @@ hello_resume(struct core *core, struct conn **conn, const struct msg_hello_param
     if (former && former->ending)
         return refuse(r, PROTO_ERR_NOT_READY, "the connection's place is not free yet");
     if (!former)
-        return 0;
+        return former_was_kicked(core, p->token, r) ? REFUSED : 0;
     conn_take_over(core, former, was);
     former_resume(core, former, p->token.v);
     *conn = former;

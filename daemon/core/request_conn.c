@@ -65,10 +65,10 @@ HANDLER(on_connections)
 /* The client cannot come back, whatever becomes of the daemon: the journal says so before the
  * answer is sent. */
 static void
-void_token(struct core *core, struct conn *conn)
+void_token(struct core *core, struct conn *conn, uid_t by)
 {
     if (conn->former) {
-        former_give_up(core, conn);
+        former_kick(core, conn, by);
         return;
     }
     conn->resumes = false;
@@ -92,12 +92,11 @@ HANDLER(on_kick)
             r, PROTO_ERR_NOT_FOUND,
             "connection %llu has ended: what it has left waits for its process to exit",
             (unsigned long long)p->conn);
-    void_token(core, other);
+    void_token(core, other, conn->user->uid);
     send_result(core, conn, id, MSG_KICK, &(struct msg_none){}, NULL, 0);
     if (other->departed)
         return 0;
-    refusal_fill(&why, PROTO_ERR_KICKED, "uid %u has ended this connection (kick)",
-                 (unsigned)conn->user->uid);
+    refuse_kicked(&why, conn->user->uid);
     conn_dismiss(core, other, &why,
                  conn->user == other->user ? "kicked by its own user"
                                            : "kicked by an administrator");

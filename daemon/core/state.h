@@ -84,7 +84,9 @@ struct core {
     uint64_t formers_end_ns;   /* the time by which all former connections must have resumed */
     uint64_t formers_at_ns;    /* when to look for late ones */
     struct conn_list landing;  /* connections that have resumed, and have signals on the way */
-    struct known_doubts known; /* doubts of which some may be settled */
+    struct kicked kicked[KICKED_MAX]; /* those that were kicked while away, the last ones */
+    uint32_t n_kicked;
+    struct known_doubts known;         /* doubts of which some may be settled */
     struct array_index *former_arrays; /* or NULL */
     struct units *units;               /* pools that are not restored; NULL: all are */
     struct conn_list waiting;          /* HELLO has not come; sorted by deadline */

@@ -151,7 +151,10 @@ CORE_TEST(kick, former, NULL)
     cr_assert(list->connections[0].former && list->connections[1].former);
     cr_assert_eq(kick(h, root, a), 0);
     uint64_t again = h_connect_as(h, 1000, 1000, h->pids[a]);
-    cr_assert_not(hello(h, again, a)->resumed);
+    cr_assert_eq(hello(h, again, a)->error, PROTO_ERR_KICKED);
+    cr_assert_str_eq(h->replies[again].text, "uid 0 has ended this connection (kick)");
+    again = h_connect_as(h, 1000, 1000, h->pids[a]);
+    cr_assert(hello(h, again, 0)->error == 0, "it may come anew");
     cr_assert_eq(kick(h, root, a), PROTO_ERR_NOT_FOUND);
 
     again = h_connect_as(h, 1000, 1000, h->pids[b]);

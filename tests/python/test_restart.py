@@ -1034,6 +1034,30 @@ def test_who_is_kicked_is_told_and_does_not_come_back(restarts):
             a.close()
 
 
+IS_AWAY = """
+a = client.create("x", 1)
+step("open")
+try:
+    client.status()
+except caid.KickedError as e:
+    step(str(e))
+"""
+
+
+def test_who_is_kicked_while_he_is_away_is_told_when_he_is_back(restarts, child):
+    away = child(IS_AWAY)
+    away.expect("open")
+    os.kill(away.pid, signal.SIGSTOP)
+    restarts.restart()
+    with restarts.connect() as c:
+        (it,) = (it for it in c.connections() if it.pid == away.pid)
+        assert it.former
+        c.kick(it.conn)
+        os.kill(away.pid, signal.SIGCONT)
+        away.go()
+        assert f"uid {os.getuid()} has ended this connection (kick)" in away.process.stdout.readline()
+
+
 def test_what_is_no_journal(restarts):
     with restarts.connect() as c:
         publish(c, "x", 1)
