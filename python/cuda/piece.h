@@ -9,7 +9,7 @@
 
 #include "cuda/local.h"
 
-#define PIECE ((size_t)1 << 20)
+#define PIECE ((size_t)512 << 10)
 #define PAGE  ((size_t)4096)
 
 struct piece {

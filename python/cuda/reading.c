@@ -22,7 +22,7 @@
 #include "session/client.h"
 
 #define SLOTS     4
-#define PIECES    16 /* of a slot */
+#define PIECES    32 /* of a slot */
 #define HUGE_PAGE ((size_t)2 << 20)
 #define THREADS   64
 

@@ -19,7 +19,6 @@ from conftest import in_thread, wait_until
 import caid
 from caid import weights
 from caid._interfaces import _staging
-from caid._memory import _releaser
 
 VALUE = 7  # of the version that is there
 
@@ -108,18 +107,14 @@ def test_signals(client, old, tmp_path, dtype, n_signals):
                     time.sleep(0.001)
 
 
-@pytest.mark.parametrize("name", ["caid-weights", "caid-releaser"])
 @pytest.mark.parametrize("runs", [False, True])
-def test_a_thread_whose_start_fails(client, other, old, tmp_path, monkeypatch, name, runs):
+def test_a_thread_whose_start_fails(client, old, tmp_path, monkeypatch, runs):
     """Or is interrupted, while the thread runs."""
-    weights.load(old, "n", client=other)
-    weights.unload("n", client=other)  # what there is has no releaser
     floats = models.write(tmp_path / "floats", {"a": ("F32", (4,), bytes(16))})  # what is converted has several threads
-    wait_until(lambda: other.flush() and len(_releaser._running) == 1, lambda: _releaser._running)
     start, started = threading.Thread.start, []
 
     def fail(thread):
-        if thread.name != name or (name == "caid-weights" and not started):
+        if thread.name != "caid-weights" or not started:
             started.append(thread)
             return start(thread)
         if runs:
@@ -129,7 +124,7 @@ def test_a_thread_whose_start_fails(client, other, old, tmp_path, monkeypatch, n
     with unharmed(client, tmp_path, KeyboardInterrupt if runs else RuntimeError), monkeypatch.context() as patched:
         patched.setattr(_staging, "THREADS", 3)
         patched.setattr(threading.Thread, "start", fail)
-        weights.load(floats, "m", dtype="<f8", client=other)
+        weights.load(floats, "m", dtype="<f8", client=client)
 
 
 def test_a_step_of_a_save_that_fails(client, old, tmp_path, monkeypatch):
@@ -286,20 +281,14 @@ def test_what_is_not_written_to(client, old, tmp_path):
                 weights.save("m", path, client=client)
 
 
-def test_an_array_that_cannot_be_made(client, old, tmp_path, monkeypatch):
-    """Any of them, while others are being filled."""
-    place = weights._load._OnDevice
-    array_of = place.array_of
+def test_arrays_that_cannot_be_made(client, old, tmp_path, monkeypatch):
+    """While they are being filled."""
 
     def fail(*args):
-        left.pop()
-        if not left:
-            raise caid.LimitError(1, "no more")
-        return array_of(*args)
+        raise caid.LimitError(1, "no more")
 
-    monkeypatch.setattr(place, "array_of", fail)
-    for n in range(1, 1 + len(models.KEYS)):
-        left = [None] * n
+    with monkeypatch.context() as patched:
+        patched.setattr(caid.Client, "_set_create", fail, raising=False)
         with unharmed(client, tmp_path, caid.LimitError, "no more"):
             weights.load(old, "m", client=client)
 

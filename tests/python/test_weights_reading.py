@@ -18,7 +18,7 @@ from caid import weights
 from caid._interfaces import _staging
 from caid.weights import _load
 
-PIECE, SLOT, PAGE = 1 << 20, 16 << 20, 4096
+PIECE, SLOT, PAGE = 512 << 10, 16 << 20, 4096
 
 
 def some_bytes(n, seed=0):
@@ -92,7 +92,7 @@ def test_by_each_way_the_bytes_are_the_files(client, tmp_path, monkeypatch):
 def test_slots_are_used_again(client, slow, tmp_path, is_cold):
     """When they have been copied, which takes its time: more than all of them hold, as one stretch and as many."""
     path = tmp_path / "m"
-    for sizes in [6 * SLOT + 12345], [PIECE // 2 + 1] * 100:
+    for sizes in [6 * SLOT + 12345], [PIECE // 2 + 1] * 160:
         there = write(path, sizes)
         if is_cold:
             drop(path)
@@ -165,15 +165,29 @@ def test_ctrl_c_while_the_memory_is_awaited(client, tmp_path, monkeypatch):
     path = tmp_path / "m"
     write(path, [6 * SLOT])
 
-    def interrupted(*args):
+    def interrupted(*args, **options):
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setitem(_load._PLACES, "device", interrupted)
+    monkeypatch.setattr(_load, "Loading", interrupted)
     for dtype in None, "<f4":
         with pytest.raises(KeyboardInterrupt):
             weights.load(path, "m", dtype=dtype, client=client)
     assert [t for t in threading.enumerate() if t.name == "caid-weights"] == []
     assert (n_leases(client), n_blocks(client)) == (0, 0)
+
+
+def test_a_daemon_that_has_no_sets_of_parts(client, tmp_path, monkeypatch):
+    def refuse(*args):
+        raise caid.UnknownMethodError(38, "too old")
+
+    path = tmp_path / "m"
+    there = write(path, [PIECE, 3, 0], skew=PAGE)
+    monkeypatch.setattr(caid.Client, "_set_create", refuse, raising=False)
+    for memory in "device", "pinned":
+        weights.load(path, "m", memory=memory, client=client)
+        assert found(client) == there
+        with weights.open("m", client=client) as w:
+            assert w.file_metadata == {"skew": "x" * PAGE}
 
 
 # --- several devices ----------------------------------------------------------------------------

@@ -27,7 +27,6 @@ def load(
         with mpi.Phase(comm):
             if machines.leads(comm.rank):
                 loading = _load.Loading(stack, client, plan, prefix, pool=pool, device=device)
-                memory = stack.enter_context(client.as_array(loading.place.allocation, sync=False))
                 lane = stack.enter_context(_staging.Lane(client, device, mpi.CHUNK))
         with mpi.Phase(comm):
             if comm.rank == 0:
@@ -36,7 +35,7 @@ def load(
                 loading.make_arrays()
         with mpi.Phase(comm) as phase, machines.between(comm) as leaders:
             if leaders:
-                mpi.send(phase, leaders, lane, memory)
+                mpi.send(phase, leaders, lane, loading.whole)
         with mpi.Phase(comm) as phase:
             if machines.leads(comm.rank):
                 phase.value = loading.publish()

@@ -12,132 +12,103 @@ from typing import Callable
 import numpy
 
 from .._base import _geometry, _metadata, _typestr
-from .._base._errors import NO_ROOM, invalid
+from .._base._errors import NO_ROOM, UnknownMethodError, invalid
 from .._interfaces import _staging
-from .._memory import _array, _parts
 from . import _plan
 from ._safetensors import METADATA, check_file, open_file
 
 _METADATA_MAX = 4000  # bytes: a set's metadata have 4,096, in which these are one value
 _HOST = -1  # CUDA_TARGET_HOST
 _PINNED = 512 << 20  # bytes of page-locked memory for what is converted; more where a row is longer
-_BLOCK = 2 << 20  # bytes: a larger model gets a block of its own, as large as it is
-
-
-class _Lying:
-    """An array in an arena's memory, as the CUDA Array Interface shows it; the arena keeps it."""
-
-    def __init__(self, memory, part):
-        self._memory = memory  # which stays as long as this
-        self._caid_element = part.element
-        self.__cuda_array_interface__ = {
-            "shape": part.shape,
-            "typestr": part.element.typestr,
-            "data": (memory.ptr + part.at, False),
-            "strides": None,
-            "version": 3,
-        }
-
-
-class _OnDevice:
-    """The memory of a load on a device: a piece of an arena's."""
-
-    def __init__(self, stack, client, plan, prefix, pool, device):
-        self.device = device
-        self._arena = stack.enter_context(client.arena(device, pool=pool, block_size=_BLOCK))
-        with _telling_who(client, prefix, pool):
-            self.allocation = self._arena.allocate(plan.nbytes)
-        stack.callback(self.allocation.close)
-        self._bytes = stack.enter_context(client.as_array(self.allocation, sync=False))
-        self._idle, self._busy = (
-            stack.enter_context(client.stream(device, non_blocking=True)) for _ in range(2)
-        )
-
-    def target(self):
-        """As the extension takes it: struct cuda_target."""
-        return self.device, self.allocation.ptr, self._busy.ptr
-
-    def put(self, at, made, stream):
-        """Copies bytes to their place, by a stream of the device's, or at once."""
-        part = self._bytes[at : at + made.nbytes]
-        part.copy_from_host(made) if stream is None else part.copy_from_host(made, stream=stream)
-
-    def array_of(self, part):
-        """An unnamed array of the part. No work is waited for: the bytes are there when fill() has returned."""
-        return _array.of_lease(self._arena._own(_Lying(self.allocation, part), self._idle))
-
-
-class _OnHost:
-    """The memory of a load on the host: an array of bytes, page-locked, of which the tensors are parts."""
-
-    device = _HOST
-
-    def __init__(self, stack, client, plan, prefix, pool, device):
-        with _telling_who(client, prefix, pool):
-            self._whole = client.empty(
-                max(plan.nbytes, 1), "|u1", pool=pool, device=device, memory="pinned", exclusive=True
-            )
-        stack.enter_context(self._whole)
-        self._bytes = numpy.asarray(self._whole)
-
-    def target(self):
-        return self.device, self._whole.ptr, 0
-
-    def put(self, at, made, _stream):
-        self._bytes[at : at + made.nbytes] = made
-
-    def array_of(self, part):
-        n = _geometry.size(part.shape) * part.element.itemsize
-        with self._whole[part.at : part.at + n] as some:
-            with some.view(part.element).reshape(part.shape) as view:
-                return _array.of_lease(_parts.of_view(view, 0))
+_BYTE = _typestr.of_typestr("|u1")
 
 
 class Loading:
-    """A load under way. Its memory is taken when it is made; fill() reads the bytes, publish() gives the
-    name. Leaving the stack closes what it has."""
+    """A load under way. Its memory is taken when it is made: one array, of which the tensors are parts. fill()
+    reads the bytes, publish() gives the name. Leaving the stack closes what it has."""
 
     def __init__(
         self, stack: contextlib.ExitStack, client, plan, prefix: str, *, pool, device, memory="device"
     ):
         self._stack, self._client, self._plan, self._prefix = stack, client, plan, prefix
         text = _metadata.encode(plan.metadata).encode()
-        self._text = text if len(text) > _METADATA_MAX else None  # too long for the set's own metadata
+        self._text = text if len(text) > _METADATA_MAX else b""  # too long for the set's own metadata
         self._check_number()
-        self._empty = {"pool": pool, "device": device, "memory": memory}
-        self.place = _PLACES[memory](stack, client, plan, prefix, pool, device)
-        self._arrays: dict = {}
-        self._to_make = iter(plan.parts.items())
+        self._of = {"pool": pool, "device": device, "memory": memory}
+        with _telling_who(client, prefix, pool):
+            nbytes = max(plan.nbytes + len(self._text), 1)
+            whole = client.empty(nbytes, "|u1", exclusive=True, **self._of)
+        self.whole = stack.enter_context(whole)
+        self._stream = None if memory == "pinned" else stack.enter_context(client.stream(device, non_blocking=True))
+        self._set = None  # a lease
+        # Tensors that have no bytes are no parts of an array; nor has a daemon of before sets of parts.
+        self._has_set = not any(0 in part.shape for part in plan.parts.values())
 
     def _check_number(self):
-        n = len(self._plan.parts) + len(self._plan.tied) + (self._text is not None)
+        n = len(self._plan.parts) + len(self._plan.tied) + bool(self._text)
         most = self._client.status().set_max
         if n > most:
             raise invalid(f"{n} arrays, where a set of this daemon's has at most {most}")
 
+    def target(self):
+        """As the extension takes it: struct cuda_target."""
+        if self._stream is None:
+            return _HOST, self.whole.ptr, 0
+        return self._of["device"], self.whole.ptr, self._stream.ptr
+
+    def put(self, at: int, some, stream=None) -> None:
+        """Copies bytes to their place, by a stream of the device's, or at once."""
+        with self.whole[at : at + some.nbytes] as part:
+            part.copy_from_host(some) if stream is None else part.copy_from_host(some, stream=stream)
+
     def make_arrays(self) -> None:
         """Makes the arrays. The memory may still be being filled: nobody else sees it yet."""
-        for key, part in self._to_make:
-            if 0 in part.shape:
-                array = self._client.empty(part.shape, part.element, **self._empty)
-            else:
-                array = self.place.array_of(part)
-            self._arrays[key] = self._stack.enter_context(array)
+        if not self._has_set or self._set is not None:
+            return
+        members = [(key, part.at, part.element, part.shape) for key, part in self._keys()]
+        if self._text:
+            members.append((METADATA, self._plan.nbytes, _BYTE, (len(self._text),)))
+        members = tuple((key, at, e.type_name, e.descr, shape, None) for key, at, e, shape in members)
+        try:
+            made = self._client._set_create(self.whole._memory, members)
+        except UnknownMethodError:
+            self._has_set = False
+            return
+        self._set = self._stack.enter_context(contextlib.closing(made))
+
+    def _keys(self):
+        parts = self._plan.parts
+        return [*parts.items(), *((key, parts[of]) for key, of in self._plan.tied.items())]
 
     def publish(self) -> int:
         """Publishes the set. Returns its generation."""
-        arrays = {**self._arrays, **{key: self._arrays[of] for key, of in self._plan.tied.items()}}
-        metadata: dict = {"safetensors": self._plan.metadata}
-        if self._text is not None:
-            metadata, arrays[METADATA] = {"safetensors": METADATA}, self._array_of_text()
-        return self._client.publish_many(self._prefix, arrays, metadata=metadata)
+        if self._text:
+            self.put(self._plan.nbytes, numpy.frombuffer(self._text, "u1"))
+        metadata = {"safetensors": METADATA if self._text else self._plan.metadata}
+        if self._set is None:
+            return self._publish_many(metadata)
+        stream = 0 if self._stream is None else self._stream.ptr
+        return self._set.publish(self._prefix, _metadata.encode(metadata), stream, False, None, 0)
 
-    def _array_of_text(self):
-        """An array with the files' metadata, which Weights does not show."""
-        text = numpy.frombuffer(self._text, "u1")
-        array = self._client.empty(text.shape, "|u1", **self._empty)
-        self._stack.enter_context(array).copy_from_host(text)
-        return array
+    def _publish_many(self, metadata):
+        """As publish(), by an array for each tensor."""
+        arrays: dict = {}
+        for key, part in self._plan.parts.items():
+            if 0 in part.shape:
+                array = self._client.empty(part.shape, part.element, **self._of)
+            else:
+                array = self._view(part.at, part.element, part.shape)
+            arrays[key] = self._stack.enter_context(array)
+        arrays.update({key: arrays[of] for key, of in self._plan.tied.items()})
+        if self._text:
+            text = self._view(self._plan.nbytes, _BYTE, (len(self._text),))
+            arrays[METADATA] = self._stack.enter_context(text)
+        return self._client.publish_many(self._prefix, arrays, metadata=metadata, stream=self._stream)
+
+    def _view(self, at, element, shape):
+        n = _geometry.size(shape) * element.itemsize
+        with self.whole[at : at + n] as some, some.view(element) as row:
+            return row.reshape(shape)
 
 
 def load(
@@ -181,9 +152,6 @@ def _who_pins(client, prefix, pool):
     return text
 
 
-_PLACES = {"device": _OnDevice, "pinned": _OnHost}
-
-
 # --- bytes ----------------------------------------------------------------------------------
 
 
@@ -223,7 +191,7 @@ def fill(
             made = slot.memory[: _size(stretch)]
             _convert(stretch, read, made)
             for loading in loadings:
-                loading.place.put(stretch.at, made, slot.stream if loading is loadings[0] else None)
+                loading.put(stretch.at, made, slot.stream if loading is loadings[0] else None)
 
         def stop():
             control[1] = 1
@@ -232,7 +200,7 @@ def fill(
 
         def begin():
             loadings.extend(make())
-            targets[:] = [loading.place.target() for loading in loadings]
+            targets[:] = [loading.target() for loading in loadings]
             gate.open()
 
         def wait():
