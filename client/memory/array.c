@@ -59,6 +59,8 @@ array_free(struct caid_array *array)
     struct caid_client *client = array->client;
     struct array_text *text;
 
+    if (array->closed_with)
+        array_free(array->closed_with);
     while ((text = array->texts)) {
         array->texts = text->next;
         free(text);
@@ -167,6 +169,7 @@ array_map(struct caid_array *array, const char *device_uuid, struct caid_error *
     if (r < 0)
         return r;
     info->ptr = base.ptr + info->offset;
+    info->block_size = array->block->size;
     info->host_ptr = base.host ? (char *)base.host + info->offset : NULL;
     info->mapped_ordinal = client->gpu.devices[array->place].ordinal;
     info->mapped_device = client->gpu.devices[array->place].index;
@@ -192,14 +195,18 @@ array_request_run(struct caid_client *client, struct array_request *request,
 
 /* ---- closing ---- */
 
-/* Gives the lease back, unless the array is kept. The next call_flush() tells the daemon. Under the
- * client's lock. */
+/* Gives the lease back, unless the array is kept, and those of the arrays that were closed with it.
+ * The next call_flush() tells the daemon. Under the client's lock. */
 static void
 end_lease(struct caid_array *array)
 {
     struct caid_client *client = array->client;
 
     behind_forget(array);
+    if (array->closed_with) {
+        array->closed_with->drain.kept = array->drain.kept;
+        end_lease(array->closed_with);
+    }
     if (array->lease != 0 && !array->lost)
         LIST_REMOVE(array, of_leases);
     if (array->drain.kept)
@@ -328,6 +335,29 @@ caid_array_close_on(struct caid_array *array, uint64_t stream, struct caid_error
         close_later(array);
     else
         array_close_now(array);
+    return 0;
+}
+
+int
+caid_array_close_with(struct caid_array *array, struct caid_array *with,
+                      struct caid_error *error)
+{
+    struct caid_array *last = array;
+
+    int r = CHECK_GIVEN_OF(array, with, error);
+    if (r == 0 && (with == array || with->client != array->client))
+        r = fail(error, CAID_ERR_INVALID, "an array is closed with another one of its client");
+    if (r == 0 && (array->block || array->managed))
+        r = fail(error, CAID_ERR_INVALID,
+                 "an array that has memory is not closed with another");
+    if (r < 0)
+        return r;
+    client_enter_anyway(array->client);
+    while (last->closed_with)
+        last = last->closed_with;
+    last->closed_with = with->closed_with;
+    with->closed_with = array;
+    client_leave(array->client);
     return 0;
 }
 

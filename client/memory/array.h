@@ -49,6 +49,8 @@ struct caid_array {
 
     /* After the close (drain.h). */
     struct reaped reaped;
+    struct caid_array
+        *closed_with; /* whose leases end with this one; under the client's lock */
 
     struct drain drain;
 

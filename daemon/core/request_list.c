@@ -73,6 +73,21 @@ member_record(const struct core *core, const struct array *set, const struct arr
     return record;
 }
 
+/* Says where the member lies: to who has the set, and so may open it. */
+static void
+say_where(struct msg_entry *record, const struct array *array)
+{
+    const struct block *block = array_block(array);
+    const int64_t *strides = array_strides(array);
+
+    if (block) {
+        record->block = block->id;
+        record->offset = array_offset(array);
+    }
+    if (strides)
+        record->strides = (struct msg_i64s){.v = strides, .n = array->ndim};
+}
+
 /* ---- list ---- */
 
 struct list_portion {
@@ -118,6 +133,8 @@ list_members(const struct core *core, struct list_portion *l, const struct array
         memcpy(name + n_name, member->key, member->n_key);
         struct msg_entry record = member_record(core, set, member->array,
                                                 (struct msg_str){name, n_name + member->n_key});
+        if (!under)
+            say_where(&record, member->array);
         if (!portion_add(&l->portion, &record, msg_entry_size(&record)))
             return false;
     }

@@ -408,6 +408,42 @@ lease_close(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return py_none(lease_drop_on(self, stream));
 }
 
+/* Gives a share of an array without bytes up. Its last one is given up when the other lease's array
+ * has been closed and the work on it is done. */
+static PyObject *
+lease_close_with(PyObject *op, PyObject *other)
+{
+    struct lease_object *self = lease(op), *with;
+    struct caid_array *ended = NULL;
+    int r = -1;
+
+    if (self->n_shares != 1 || !self->client) {
+        lease_drop(self);
+        Py_RETURN_NONE;
+    }
+    with = py_lease_get_pinned(self->client->state, other);
+    if (!with)
+        return NULL;
+    facts_make(self);
+    self->n_shares = 0;
+    ended = lease_take_array(self);
+    if (ended)
+        r = caid_array_close_with(ended, with->array, NULL);
+    if (ended && r < 0) {
+        WITHOUT_GIL(caid_array_close(ended));
+    }
+    py_lease_unpin(with);
+    Py_RETURN_NONE;
+}
+
+/* Whether the lease stays when its Client is closed, as one with HostViews does. */
+static PyObject *
+lease_outlive(PyObject *op, PyObject *does)
+{
+    lease(op)->n_views += does == Py_True ? 1 : -1;
+    Py_RETURN_NONE;
+}
+
 /* Bytes from the first element to the end of the last; strides of arrays are not negative. */
 static uint64_t
 info_span(const struct caid_array_info *info)
@@ -675,6 +711,11 @@ static PyMethodDef lease_methods[] = {
      PyDoc_STR("One share more, to be given up by close(). Returns self.")},
     {"close", PY_FASTCALL(lease_close), METH_FASTCALL,
      PyDoc_STR("Gives a share up, last used on a stream; the last one ends the lease.")},
+    {"_close_with", lease_close_with, METH_O,
+     PyDoc_STR(
+         "Gives up a share of an array of no bytes; the last one ends behind that lease.")},
+    {"_outlive", lease_outlive, METH_O,
+     PyDoc_STR("True: it stays when its Client is closed. False takes one True back.")},
     {"host_view", lease_host_view, METH_VARARGS,
      PyDoc_STR("Memory that the host can reach as a buffer.")},
     {"ipc_handle", lease_ipc_handle, METH_NOARGS,
@@ -731,6 +772,7 @@ static PyMemberDef lease_members[] = {
     {"generation", T_ULONGLONG, AT(info.generation), READONLY, NULL},
     {"block", T_ULONGLONG, AT(info.block), READONLY, NULL},
     {"offset", T_ULONGLONG, AT(info.offset), READONLY, NULL},
+    {"block_size", T_ULONGLONG, AT(info.block_size), READONLY, NULL},
     {"device", T_INT, AT(info.device), READONLY, NULL},
     {"mapped_ordinal", T_INT, AT(info.mapped_ordinal), READONLY, NULL},
     {"mapped_device", T_INT, AT(info.mapped_device), READONLY, NULL},

@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 import torch
 
 from . import _caid
-from ._base import _typestr
 from ._base._errors import DeviceError, Error, device as device_error
 from ._base._records import ArenaMemory
 from ._handoff import _any_stream
-from ._interfaces import _resource
+from ._interfaces import _resource, _torch_types
 from ._memory import _arena
 from ._session import _default
 from ._session._client import Client
@@ -262,28 +261,7 @@ def _arena_with(tensor):
 
 
 _BYTES = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64", 16: "complex128"}
-_KINDS = {
-    "bool": "|b1",
-    "uint8": "|u1",
-    "int8": "|i1",
-    "uint16": "<u2",
-    "int16": "<i2",
-    "uint32": "<u4",
-    "int32": "<i4",
-    "uint64": "<u8",
-    "int64": "<i8",
-    "float16": "<f2",
-    "float32": "<f4",
-    "float64": "<f8",
-    "complex64": "<c8",
-    "complex128": "<c16",
-}
-# By the types that this PyTorch has.
-_ELEMENTS = {
-    getattr(torch, name): _typestr.named(name) or _typestr.of_typestr(_KINDS[name])
-    for name in (*_KINDS, *_typestr.NAMED)
-    if hasattr(torch, name)
-}
+_ELEMENTS = {dtype: element for element, dtype in _torch_types.dtypes(torch).items()}
 
 
 class _Shown:

@@ -260,6 +260,35 @@ CLOSE_TEST(on_the_default_streams)
     wait_for_leases(f.client, 0);
 }
 
+/* What is closed with an array keeps its lease until the work on that one is done. */
+CLOSE_TEST(with_another_is_when_that_has_ended)
+{
+    struct caid_array *array = make_bytes(f.client, NULL, MIB);
+    struct caid_array *a = make_bytes(f.client, NULL, 0), *b = make_bytes(f.client, NULL, 0);
+    struct caid_array *more = make_bytes(f.client, NULL, 8);
+
+    assert_failed(caid_array_close_with(a, a, &error), CAID_ERR_INVALID);
+    assert_failed(caid_array_close_with(a, NULL, &error), CAID_ERR_INVALID);
+    assert_failed(caid_array_close_with(more, array, &error), CAID_ERR_INVALID);
+    assert_ok(caid_array_close_with(a, array, &error));
+    assert_ok(caid_array_close_with(b, array, &error));
+    caid_array_close(more);
+    wait_for_leases(f.client, 3);
+    if (gpu_is_soft()) {
+        CUstream stream = gpu_stream_new(&f.gpu);
+        soft_control(&f.gpu, "delay 100000");
+        assert_cuda(f.gpu.drv->cu.cuMemsetD8Async(ptr_of(array), 1, MIB, stream));
+        assert_ok(caid_array_close_on(array, stream_number(stream), &error));
+        cr_assert_eq(status_of(f.client).leases, 3);
+        soft_control(&f.gpu, "delay 0");
+        wait_for_leases(f.client, 0);
+        assert_cuda(f.gpu.drv->cu.cuStreamDestroy(stream));
+        return;
+    }
+    caid_array_close(array);
+    wait_for_leases(f.client, 0);
+}
+
 CLOSE_TEST(what_fails_leaves_the_array_open)
 {
     struct caid_array *array = make_bytes(f.client, NULL, 8);

@@ -263,6 +263,10 @@ void caid_array_close(struct caid_array *array);
 /* The same, where work on this stream alone still uses the array: a CUstream, 1 the legacy default
  * stream, 2 the per-thread one. On failure (0 is refused as ambiguous) the array stays open. */
 int caid_array_close_on(struct caid_array *array, uint64_t stream, struct caid_error *error);
+/* Closes an array of no bytes when the lease of `with` ends, another array of the client, which
+ * stays open: for a set whose members are used by the address of one. On failure it stays open. */
+int caid_array_close_with(struct caid_array *array, struct caid_array *with,
+                          struct caid_error *error);
 
 struct caid_array_info {
     uint64_t ptr;    /* CUdeviceptr of the first element; 0 for an array of no bytes */
@@ -290,6 +294,7 @@ struct caid_array_info {
      * keys, types, shapes and places in it, so that what is known of one version's need not be
      * asked for another's. It is no proof that they are the same. 0: it is no such set. */
     uint64_t layout;
+    uint64_t block_size; /* bytes of the block, all of which are mapped; 0: no bytes */
 };
 
 /* Lives as long as the array, and does not change. After caid_array_publish() this returns another

@@ -83,12 +83,13 @@ class Set(OfProcess, NotCompared, Closing, Mapping[str, Array]):
 
     # --- life -------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Gives up the version. Idempotent. Waits for nothing; arrays that it has given stay open."""
+    def close(self, stream: Any = None) -> None:
+        """Gives up the version. Idempotent. Waits for nothing; arrays that it has given stay open. `stream` is
+        as for :meth:`caid.Array.close`, and for the arrays."""
         self._array.close()
         opened, self._opened = self._opened, {}
         for array in opened.values():
-            array.close()
+            array.close(stream)
 
     @property
     def closed(self) -> bool:
@@ -121,9 +122,9 @@ class Set(OfProcess, NotCompared, Closing, Mapping[str, Array]):
         DriverError."""
         self._remap("_map")
 
-    def _remap(self, how):
+    def _remap(self, how, more=()):
         self._array._check()
-        leases = tuple(array._memory for array in self._opened.values())
+        leases = (*(array._memory for array in self._opened.values()), *more)
         if leases:
             getattr(self._array._memory.client, how)(leases)
 

@@ -11,7 +11,7 @@ from typing import Callable, NamedTuple
 from .._interfaces import _staging, _target
 from ._plan import CHUNK
 from ._safetensors import header_of, is_note
-from ._weights import elements_of
+from ._views import elements_of
 
 
 class _Chunk(NamedTuple):

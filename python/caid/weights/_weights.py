@@ -9,12 +9,15 @@ from typing import Any
 from .._base import _metadata
 from .._base._errors import InvalidNameError, StaleError, invalid
 from .._base._lifetime import NotCompared
-from .._memory import _array
+from .._handoff import _any_stream
 from .._memory._array import Array
 from .._memory._set import Set
 from .._session._client import Client
 from .._session._watch import Watch
+from . import _views
 from ._safetensors import METADATA
+from ._table import Table
+from ._version import Line, Version
 
 
 def prefix_of(name: str) -> str:
@@ -38,34 +41,54 @@ def parse(name: str) -> tuple[str, int | None]:
     return prefix_of(model), int(version)
 
 
-def elements_of(array: Array) -> tuple:
-    """A key that is equal for entries of a set that are one array."""
-    memory, layout = array._memory, array._layout
-    return memory.block, memory.offset, layout.shape, layout.strides, layout.element
-
-
 class Weights(NotCompared, Mapping[str, Array]):
     """One version of a model: what :func:`caid.weights.open` gives. A mapping of the tensors' names, in
     byte order, to arrays.
 
     It holds its version and its memory until it is closed, also when the name has another version by then.
-    An array is opened when it is first asked for; ``torch()``, ``cupy()``, ``jax()``, ``values()`` and
-    ``items()`` open all in few messages. A tensor that was taken out keeps the memory of the model, also after
-    close().
+    An array is opened when it is first asked for; ``values()`` and ``items()`` open all in few messages.
+    ``torch()``, ``cupy()`` and ``jax()`` open one array of each block, and give views of the block. A tensor that
+    was taken out keeps the memory of the model, also after close().
     """
 
-    def __init__(self, client: Client, opened: Set):
+    def __init__(self, client: Client, opened: Set, former: Weights | None = None, stream: Any = None):
         self._client = client
         self._set = opened
+        self._stream = stream  # on which its tensors are used, or None
+        self._line = Line() if former is None else former._line
+        self._line.enter()
+        self._is_open = True
+        self._version: Version | None = None  # from when its tensors are first asked for
+        same = former is not None and 0 != self._layout() == former._layout()
+        self._table = former._table if former is not None and same else None
         is_long = self._own_metadata().get("safetensors") == METADATA and METADATA in opened
         self._hidden = METADATA if is_long else None  # the array that has the files' metadata
         self._text: Any = None  # its contents, once they have been read
 
     # --- life -------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Lets go of the version. Idempotent."""
-        self._set.close()
+    def close(self, stream: Any = None) -> None:
+        """Lets go of the version. Idempotent. Waits for nothing.
+
+        Parameters
+        ----------
+        stream : int or stream object, optional
+            The CUDA stream on which its arrays and tensors were last used, as for :meth:`caid.Array.close`: by
+            default that which newer() was given. The version is given up when all work is done that is on this
+            stream by now; without one, and where tensors of it are left, when these are gone and all work of the
+            device's primary context and of the thread's current one is done.
+        """
+        stream = self._stream if stream is None else stream
+        if stream is not None:
+            _any_stream.handle(stream)
+        self._set.close(stream)
+        version = self._version
+        if version is not None and not version.has_tensors:
+            version.end(stream)
+        self._version = None
+        if self._is_open:
+            self._is_open = False
+            self._line.leave()
 
     def __enter__(self) -> Weights:
         return self
@@ -166,60 +189,79 @@ class Weights(NotCompared, Mapping[str, Array]):
     def torch(self) -> dict[str, Any]:
         """PyTorch's tensors over the arrays, for ``module.load_state_dict(w.torch(), assign=True)``.
         Nothing is copied. Opened "r", the memory is mapped read-only, which PyTorch does not know: a write
-        to a tensor in place ends this process's CUDA context or, without a GPU, this process."""
-        import torch
+        to a tensor in place ends this process's CUDA context or, without a GPU, this process.
 
-        # PyTorch has no read-only tensors, and 2.8 asks for a version of DLPack that has none either.
-        return self._taken(lambda array: torch.from_dlpack(_array.writable(array)))
+        The tensors in a block have one storage, which is all of what the version takes of it: ``torch.save()`` of
+        one of them alone writes that. ``clone()`` has a storage of its own."""
+        return _views.torch(self._adopted(), self._set.open)
 
     state_dict = torch
 
     def cupy(self) -> dict[str, Any]:
         """CuPy's arrays over the arrays. As torch()."""
-        import cupy
-
-        return self._taken(cupy.from_dlpack)
+        return _views.cupy(self._adopted(), self._set.open)
 
     def jax(self) -> dict[str, Any]:
         """JAX's arrays over the arrays. As torch(). A computation writes to arrays that are donated to it."""
-        import jax
+        return _views.jax(self._adopted(), self._set.open)
 
-        # JAX asks for a version of DLPack without read-only memory, and writes to no array.
-        return self._taken(lambda array: jax.dlpack.from_dlpack(_array.writable(array)))
+    def _adopted(self):
+        """The Version, whose blocks are mapped."""
+        array = self._set._array
+        array._check()
+        if self._version is None:
+            is_listed = self._table is None or self._table.n != len(self._set)
+            if is_listed:
+                self._table = Table(self._set._entries(), self._hidden)
+            self._version = Version(array._memory, self._table, is_listed)
+            self._line.keep(self._version, self._n_versions())
+        return self._version
 
-    def _taken(self, take):
-        """Tensors by key. An array under two keys is one tensor, as a module with tied weights has it."""
-        taken: dict[Any, Any] = {}
-        tensors = {}
-        for key, array in self.items():
-            at = elements_of(array) if array.nbytes else key
-            if at not in taken:
-                taken[at] = take(array)
-            tensors[key] = taken[at]
-            array.close()
-        return tensors
+    def _layout(self):
+        return getattr(self._set, "layout", 0)
+
+    def _n_versions(self):
+        """How many blocks the publisher of standing versions has; 0: it is none's."""
+        told = self._own_metadata().get("publisher")
+        n = told.get("versions") if isinstance(told, dict) else 0
+        return n if isinstance(n, int) else 0
 
     # --- sleep ------------------------------------------------------------------------------
 
     def unmap(self) -> None:
         """As :meth:`caid.Set.unmap`: for a worker that sleeps. The memory stays: unload() gives it back,
         when all workers have let go."""
-        self._set.unmap()
+        self._set._remap("_unmap", self._leases())
 
     def map(self) -> None:
         """Maps what was unmapped, at the same addresses: tensors, and graphs captured over them, are
         valid again."""
-        self._set.map()
+        self._set._remap("_map", self._leases())
+
+    def _leases(self):
+        return () if self._version is None else tuple(self._version.leases)
 
     # --- other versions ---------------------------------------------------------------------
 
-    def newer(self) -> Weights | None:
+    def newer(self, stream: Any = None) -> Weights | None:
         """Opens the model's current version if it is another one than this; else returns None, after one round
-        trip: so it can be called between two requests. NotFoundError: the model is gone."""
-        if self._client.show(self._set.name, pool=self.pool).entry.generation == self.version:
-            return None
+        trip: so it can be called between two requests. NotFoundError: the model is gone.
+
+        Of a publisher's standing versions (:func:`caid.weights.publisher`) the blocks stay mapped: the tensors of
+        one that was open before are there after two round trips, without a call of the driver.
+
+        Parameters
+        ----------
+        stream : stream object, optional
+            The CUDA stream on which the newer version will be used, which its close() takes if it is given none.
+            It is kept. All of a published version has landed: nothing is waited for.
+        """
         mode = "r" if self._set.readonly else "rw"
-        return Weights(self._client, self._client.open_set(self._set.name, mode, pool=self.pool))
+        opened = self._client.open_set(self._set.name, mode, pool=self.pool)
+        if opened.generation == self.version:
+            opened.close()
+            return None
+        return Weights(self._client, opened, self, stream)
 
     def watch(self, timeout: float | None = None) -> Watch:
         """A :class:`caid.Watch` of the model: news of each version, in a thread or for asyncio."""

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other libraries' arrays over a version: views of what each makes of a block by DLPack. What they have no type
+for, what lies askew and what has no bytes is taken array by array, by DLPack, which raises the reason if there
+is one."""
+
+from __future__ import annotations
+
+from .._base import _typestr
+from .._interfaces import _torch_types
+from .._memory import _array
+from .._memory._layout import Layout
+
+
+def torch(version, open_many):
+    """Tensors of PyTorch by key."""
+    import torch
+
+    def take(array):  # PyTorch has no read-only tensors, and 2.8 asks for a version of DLPack that has none either
+        return torch.from_dlpack(_array.writable(array))
+
+    plan = _plan_of(version, "torch", _torch_types.dtypes(torch).get)
+    blocks = [take(block) for block in version.blocks()]
+    # By .data each is a tensor of its own. Else all were views of one, and what autograd keeps of each were void
+    # as soon as another one is written in place.
+    views = [
+        blocks[block][: blocks[block].numel() // dtype.itemsize * dtype.itemsize].view(dtype).as_strided
+        for block, dtype in plan.types
+    ]
+    made = [views[at](shape, steps, start).data for at, shape, steps, start in plan.views]
+    return _by_key(version, plan, made, open_many, take)
+
+
+def cupy(version, open_many):
+    """Arrays of CuPy by key."""
+    import cupy
+
+    plan = _plan_of(version, "cupy", _numpys)
+    blocks = [cupy.from_dlpack(block).data for block in version.blocks()]
+    made = []
+    for at, shape, steps, start in plan.views:
+        block, dtype = plan.types[at]
+        strides = tuple(step * dtype.itemsize for step in steps)
+        made.append(cupy.ndarray(shape, dtype, blocks[block] + start * dtype.itemsize, strides))
+    return _by_key(version, plan, made, open_many, cupy.from_dlpack)
+
+
+def jax(version, open_many):
+    """Arrays of JAX by key: an import for each, since JAX has no views, but no lease."""
+    import jax
+
+    def take(array):  # JAX asks for a version of DLPack without read-only memory, and writes to no array
+        return jax.dlpack.from_dlpack(_array.writable(array))
+
+    plan = _plan_of(version, "jax", lambda element: element)
+    blocks = version.blocks()
+    made = []
+    for slot in version.table.slots:
+        block = blocks[slot.block]
+        layout = Layout(block.ptr + version.offset(slot), slot.shape, slot.strides, slot.element, False)
+        made.append(take(_array.make(block._memory.share(), layout, root=False)))
+    return _by_key(version, plan, made, open_many, take)
+
+
+def elements_of(array) -> tuple:
+    """A key that is equal for entries of a set that are one array."""
+    memory, layout = array._memory, array._layout
+    return memory.block, memory.offset, layout.shape, layout.strides, layout.element
+
+
+def _numpys(element):
+    return None if element.name else _typestr.numpy().dtype(element.typestr)
+
+
+class _Plan:
+    """What a framework makes of a table: the same for all versions that have the table."""
+
+    def __init__(self):
+        self.types = []  # (block, dtype), of which there are views
+        self.views = []  # (place in types, shape, strides in elements, offset in elements)
+        self.places = []  # of each slot, in what is made; None: it is taken as an array
+
+
+def _plan_of(version, framework, dtype_of):
+    table = version.table
+    plan = table.plans.get(framework)
+    if plan is not None:
+        return plan
+    plan, known = _Plan(), {}
+    for slot in table.slots:
+        dtype, size, start = dtype_of(slot.element), slot.element.itemsize, version.offset(slot)
+        askew = start % size or any(step % size for n, step in zip(slot.shape, slot.strides) if n > 1)
+        if dtype is None or (askew and framework != "jax"):
+            plan.places.append(None)
+            continue
+        at = known.setdefault((slot.block, dtype), len(known))
+        plan.places.append(len(plan.views))
+        plan.views.append((at, slot.shape, tuple(step // size for step in slot.strides), start // size))
+    plan.types = list(known)
+    table.plans[framework] = plan
+    return plan
+
+
+def _by_key(version, plan, made, open_many, take):
+    """By key, in byte order. An array under two keys is one tensor, as a module with tied weights has it."""
+    table = version.table
+    tensors = {key: made[plan.places[at]] for key, at in table.keys.items() if plan.places[at] is not None}
+    if len(tensors) == len(table.keys) and not table.others:
+        return tensors
+    taken: dict = {}
+    missing = [key for key in table.keys if key not in tensors] + table.others
+    for key, array in open_many(missing).items():
+        at = elements_of(array) if array.nbytes else key
+        if at not in taken:
+            taken[at] = take(array)
+        tensors[key] = taken[at]
+        array.close()
+    return {key: tensors[key] for key in sorted(tensors, key=str.encode)}

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What other libraries see of a version: views of few blocks, which are what the arrays are, by value, shape, strides
+and type, and keep the memory as they would."""
+
+import contextlib
+import gc
+import json
+import sys
+
+import models
+import numpy
+import pytest
+from conftest import n_leases, softcuda, wait_until
+from engines import driver_calls
+from hypothesis import given, settings, strategies as st
+
+from own_torch import OWN, bytes_of, element_of, name_of
+
+import caid
+from caid import weights
+from caid.weights import _weights
+
+
+@pytest.fixture(params=["of its own", "PyTorch"])
+def torch(request, monkeypatch, soft):
+    if request.param == "PyTorch":
+        return pytest.importorskip("torch", reason="PyTorch is not installed")
+    monkeypatch.setitem(sys.modules, "torch", OWN)
+    return OWN
+
+
+TYPES = ["uint8", "bool", "int16", "int32", "float64", "complex64", "complex128", "bfloat16", "float8_e4m3fn",
+         "float8_e8m0fnu", "float4_e2m1fn_x2"]  # fmt: skip
+HOW = ["whole", "alone", "every other", "transposed", "rows", "same"]
+
+
+@st.composite
+def members(draw):
+    shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
+    return shape, draw(st.sampled_from(TYPES)), draw(st.sampled_from(HOW)), draw(st.integers(0, 255))
+
+
+def made(client, stack, member, former):
+    shape, name, how, seed = member
+    if how == "same" and former:
+        return former[seed % len(former)]
+    n = numpy.random.default_rng(seed)
+    if how == "every other":
+        shape = tuple(2 * extent for extent in shape)
+    array = stack.enter_context(client.empty(shape, element_of(name), exclusive=how == "alone"))
+    if array.nbytes:
+        raw = n.integers(0, 2 if name == "bool" else 256, array.nbytes, "u1")
+        array.view("|u1").copy_from_host(raw.reshape(array.view("|u1").shape)) if array.ndim else array.reshape(
+            1
+        ).view("|u1").copy_from_host(raw)
+    if how == "every other":
+        array = array[tuple(slice(None, None, 2) for _ in shape)]
+    elif how == "transposed":
+        array = array.T
+    elif how == "rows" and shape and shape[0] > 1:
+        array = array[1:]
+    return stack.enter_context(array)
+
+
+def check_same(torch, tensors, w):
+    assert list(tensors) == list(w)
+    for key, array in w.items():
+        tensor = tensors[key]
+        assert name_of(torch, tensor.dtype) == (
+            array._layout.element.name or numpy.dtype(array.typestr).name
+        )
+        assert tuple(tensor.shape) == array.shape
+        if array.size:
+            steps = tuple(step // array.itemsize for step in array.strides)
+            assert [s for n, s in zip(array.shape, tensor.stride()) if n > 1] == [
+                s for n, s in zip(array.shape, steps) if n > 1
+            ]
+            assert tensor.data_ptr() == array.host_ptr
+            assert bytes_of(torch, tensor) == numpy.ascontiguousarray(array.copy_to_host()).tobytes()
+        array.close()
+
+
+def test_tensors_are_what_the_arrays_are_and_keep_the_memory(client, torch):
+    @settings(max_examples=80, deadline=None)
+    @given(st.lists(members(), min_size=1, max_size=6), st.booleans())
+    def check(drawn, readonly):
+        with contextlib.ExitStack() as stack:
+            arrays = []
+            for member in drawn:
+                arrays.append(made(client, stack, member, arrays))
+            there = {f"k{i}": array for i, array in enumerate(arrays)}
+            client.publish_many("m/", there)
+            same = {(a, b) for a in there for b in there if there[a] is there[b] and there[a].nbytes}
+        with weights.open("m", "r" if readonly else "rw", client=client) as w:
+            tensors = w.torch()
+            check_same(torch, tensors, w)
+            for a, b in same:
+                assert tensors[a] is tensors[b]
+            before = {key: bytes_of(torch, tensor) for key, tensor in tensors.items()}
+        weights.unload("m", client=client)
+        client.flush()
+        assert {key: bytes_of(torch, tensor) for key, tensor in tensors.items()} == before
+        key, last = tensors.popitem()
+        tensors.clear()
+        assert bytes_of(torch, last) == before[key]
+        del last
+        gc.collect()
+        wait_until(lambda: (client.flush(), client.status().arrays)[1] == 0, lambda: client.status())
+
+    check()
+
+
+def test_tensors_outlive_their_client(torch):
+    with caid.LocalDaemon() as daemon, daemon.connect() as client:
+        with client.array(numpy.arange(8, dtype="<i4")) as a:
+            client.publish_many("m/", {"a": a, "b": a[2:]})
+        with daemon.connect() as reader:
+            w = weights.open("m", client=reader)
+            tensors = w.torch()
+        w.close()
+        weights.unload("m", client=client)
+        client.flush()
+        assert bytes_of(torch, tensors["b"]) == numpy.arange(2, 8, dtype="<i4").tobytes()
+
+
+def test_few_leases_and_no_list_of_each(client, other, tmp_path, torch):
+    weights.load(models.write_version(tmp_path / "m", 3), "m", client=client)
+    with weights.open("m", client=other) as w:
+        assert n_leases(client) == 1
+        tensors = w.torch()
+        assert n_leases(client) == 2, "the set's, and one array's"
+        again = w.torch()
+        assert n_leases(client) == 2
+    assert n_leases(client) == 2
+    del tensors
+    assert n_leases(client) == 2
+    del again
+    wait_until(lambda: n_leases(client) == 0)
+
+
+def test_what_has_no_type_is_refused_as_by_itself(client, torch):
+    with client.zeros(3, ">f4") as a, client.zeros(3, "<f4") as b:
+        client.publish_many("m/", {"a": a, "b": b})
+    with weights.open("m", client=client) as w, pytest.raises((BufferError, RuntimeError)):
+        w.torch()
+    wait_until(lambda: n_leases(client) == 0)
+
+
+@pytest.mark.parametrize("memory", ["pinned", "mapped"])
+def test_memory_of_the_host(client, torch, memory):
+    with client.full(5, 7, "<i4", memory=memory) as a:
+        client.publish_many("m/", {"a": a, "b": a[1:]})
+    with weights.open("m", client=client) as w:
+        tensors = w.torch()
+        check_same(torch, tensors, w)
+
+
+# --- versions of a publisher ---------------------------------------------------------------------
+
+N_BYTES = 3 << 20
+
+
+def slots(client, n):
+    """Sets in a block each, which are made once and may be published again and again; their values are their
+    numbers."""
+    made = []
+    for number in range(n):
+        with client.full(N_BYTES, number, "|u1", exclusive=True) as whole:
+            parts = ("a", 512, "<i4", None, (3, 5), None), ("b", 4096, "|u1", None, (7,), (2,))
+            made.append(client._set_create(whole._memory, parts))
+    return made
+
+
+def publish(slot, **metadata):
+    slot.publish("m/", json.dumps(metadata), 0, False, None, 0)
+
+
+def value(torch, w):
+    """The one that is in all of it."""
+    (found,) = {byte for tensor in w.torch().values() for byte in bytes_of(torch, tensor)}
+    return found
+
+
+def test_an_adoption_of_a_mapped_block_asks_the_driver_nothing(client, other, torch, monkeypatch):
+    made = slots(client, 3)
+    publish(made[0], publisher={"versions": 2})
+    w = weights.open("m", client=other)
+    assert value(torch, w) == 0
+    monkeypatch.setattr(_weights, "Table", pytest.fail)  # the first one's is used
+    for turn, expected in enumerate([1, 0, 1, 0, 1]):
+        publish(made[expected], publisher={"versions": 2})
+        before = driver_calls()
+        newer = w.newer()
+        tensors = newer.torch()
+        calls = driver_calls() - before
+        assert (calls == 0) == (turn > 0), "each block is mapped once"
+        assert {byte for tensor in tensors.values() for byte in bytes_of(torch, tensor)} == {expected}
+        del tensors
+        w.close()
+        w = newer
+        assert w.newer() is None
+    publish(made[2], publisher={"versions": 2})
+    newer = w.newer()
+    assert value(torch, newer) == 2
+    w.close()
+    newer.close()
+    assert n_leases(other) == 3, "the publisher's; no mapping is left with the last"
+    for slot in made:
+        slot.close()
+
+
+def test_a_version_is_given_up_behind_its_stream(client, other, torch, soft):
+    made = slots(client, 2)
+    publish(made[0])
+    with other.stream() as stream:
+        w = weights.open("m", client=other)
+        assert w.newer(stream) is None
+        publish(made[1])
+        newer = w.newer(stream)
+        for last, options in (w, {"stream": stream}), (newer, {}):
+            assert value(torch, last) == (last is newer)
+            softcuda("delay 200000")
+            with other.empty(8, "|u1") as some:
+                some.copy_from_host(numpy.zeros(8, "u1"), stream=stream)
+                before = client.status().leases
+                last.close(**options)
+                assert client.status().leases == before, "until the stream has come so far, and no longer"
+                softcuda("delay 0")
+                stream.synchronize()
+        with weights.open("m", client=other) as w, pytest.raises(ValueError):
+            w.close(0)
+    wait_until(lambda: client.status().leases == 2)
+    for slot in made:
+        slot.close()
+
+
+def test_a_list_that_leads_out_of_the_block_is_refused(client, torch, monkeypatch):
+    (slot,) = slots(client, 1)
+    publish(slot)
+    lies = [
+        ("b", {"offset": (4 << 20) - 12}), ("b", {"offset": (1 << 64) - 8}), ("a", {"offset": 0}), ("b", {"nbytes": 8}),
+        ("b", {"shape": (-1, -7)}), ("b", {"strides": (-2,)}), ("b", {"strides": (1 << 62,)}), ("b", {"strides": (1, 1)}),
+        ("a", {"typestr": "<u4"}), ("a", {"shape": (5, 3)}), ("b", {"block": 77}),
+    ]  # fmt: skip
+    for key, lie in lies:
+        with weights.open("m", client=client) as w:
+            there = w._set.entries()
+            there[key] = there[key]._replace(**lie)
+            monkeypatch.setattr(type(w._set), "_entries", lambda _self, there=there: there)
+            with pytest.raises(caid.CorruptError):
+                w.torch()
+            monkeypatch.undo()
+            monkeypatch.setitem(sys.modules, "torch", torch)
+    slot.close()
+    wait_until(lambda: n_leases(client) == 0)
