@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Storages that have a name: one field for several processes, with one sync state."""
 
+import asyncio
 import gc
 import inspect
 import itertools
@@ -8,10 +9,11 @@ import json
 import pathlib
 import re
 import subprocess
+import threading
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, Child, Held, n_leases, refuses, softcuda, wait_until
+from conftest import PATIENCE_S, Child, Held, n_leases, refuses, run_async, softcuda, wait_until
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import basic_indices
@@ -584,6 +586,42 @@ def test_brackets_order_processes(name, elsewhere, options):
             assert np.asarray(a).tolist() == [80] * 4
     with pytest.raises(caid.InvalidError, match="no brackets"):
         cs.zeros(3).read()
+
+
+@pytest.mark.parametrize("options", [{}, GPU])
+def test_tasks_take_turns(name, options):
+    """In the block the storage is used as the bracket's, by its task; the bracket's end is its thread's."""
+    s = cs.zeros((4,), "i8", name=name, **options)
+
+    async def add_one(stream):
+        async with s.write(stream) as a:
+            await asyncio.sleep(0)
+            a[...] = np.asarray(s)[0] + 1
+            s.set_device_modified() if stream and options else s.set_host_modified()
+            s.synchronize()
+
+    async def main():
+        async with s.read() as a, s.read(1):
+            tasks = [asyncio.ensure_future(add_one(stream)) for stream in (None, 1, None)]
+            while caid.default_client().status().brackets < 3:
+                await asyncio.sleep(0.001)
+            tasks[1].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[1]
+            assert np.asarray(a).tolist() == [0] * 4
+        await asyncio.gather(tasks[0], tasks[2])
+        with pytest.raises(KeyError):
+            async with s.write():
+                raise KeyError
+        with pytest.raises(caid.AbandonedError):
+            async with s.read():
+                pass
+
+    run_async(main())
+    wait_until(lambda: "caid-bracket" not in [thread.name for thread in threading.enumerate()])
+    for array in s._shared.arrays:
+        array.discard()
+    assert np.asarray(s).tolist() == [2] * 4 and caid.default_client().status().brackets == 0
 
 
 # --- what is told ---------------------------------------------------------------------------

@@ -66,6 +66,25 @@ async def once(do: Callable[[], Any], undo: Callable[[], Any] | None = None) -> 
         away.stop()
 
 
+async def enter(bracket: Any, begin: Callable[[], Any], end: Callable[[], Any]) -> Any:
+    """What begin() returns, in a thread in which leave() ends the bracket, too: by its thread the daemon knows it."""
+    away = Away("caid-bracket")
+    try:
+        views = await away.call(begin, end)
+    except BaseException:
+        away.stop()
+        raise
+    bracket._away = away
+    return views
+
+
+async def leave(bracket: Any, end: Callable[[], Any]) -> None:
+    try:
+        await bracket._away.call(end)
+    finally:
+        bracket._away.stop()
+
+
 class _Call:
     def __init__(self, do, undo):
         self.do = do

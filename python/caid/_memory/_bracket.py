@@ -200,23 +200,14 @@ class Bracket(OfProcess, Generic[_Views]):
             self._give_up()
 
     async def __aenter__(self) -> _Views:
-        from .._base._away import Away
+        from .._base import _away
 
-        away = Away("caid-bracket")
-        try:
-            views = await away.call(self.begin, self.end)
-        except BaseException:
-            away.stop()
-            raise
-        self._away = away
-        return views
+        return await _away.enter(self, self.begin, self.end)
 
     async def __aexit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
-        try:
-            if self._open:
-                await self._away.call(self.end if kind is None else self._give_up)
-        finally:
-            self._away.stop()
+        from .._base import _away
+
+        await _away.leave(self, lambda: self.__exit__(kind))
 
     def __del__(self, _warn=warnings.warn):
         if getattr(self, "_open", False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextvars import ContextVar
 from typing import Any
 
 import numpy
@@ -41,7 +42,7 @@ class Shared:
         self.client, self.readonly = self.arrays[0]._memory.client, self.arrays[0].readonly
         self.is_public = False  # it has had a name, so that others may use it
         self.may_copy = True  # whether a read-only side that is out of date may be copied, for this process alone
-        self._writer = None  # the thread whose bracket writes all of it
+        self._writer = None  # the bracket that writes all of it, and its thread
         self._copy = None, 0, None  # side that was out of date, version, its bytes
 
     @property
@@ -50,8 +51,9 @@ class Shared:
 
     @property
     def is_writing(self) -> bool:
-        """Whether this thread is in a bracket in which all of it may be written."""
-        return self._writer == threading.get_ident()
+        """Whether this thread, or task, is in a bracket in which all of it may be written."""
+        bracket, thread = self._writer or (None, None)
+        return thread == threading.get_ident() or bracket in _entered.get()
 
     def check_writable(self) -> None:
         if self.readonly:
@@ -185,14 +187,18 @@ def _checked(metadata):
 # --- brackets -------------------------------------------------------------------------------
 
 
+_entered: ContextVar = ContextVar("caid-storage-brackets", default=frozenset())  # the task's
+
+
 class StorageBracket:
-    """A bracket around a storage: what ``read()`` and ``write()`` give. See :class:`caid.Bracket`.
+    """A bracket around a storage: what ``read()`` and ``write()`` give. See :class:`caid.Bracket`, also for
+    ``async with``.
 
     A bracket that writes is around both buffers. One that reads is around the buffer that is used, which
     excludes all brackets that write the storage; the other side may be brought up to date meanwhile.
     """
 
-    __slots__ = ("_storage", "_shared", "_write", "_stream", "_device", "_timeout", "_bracket", "_views")
+    __slots__ = ("_storage", "_shared", "_write", "_stream", "_device", "_timeout", "_bracket", "_views", "_away")
 
     def __init__(self, storage: Any, write: bool, stream: Any, timeout: float | None):
         self._storage, self._shared = storage, storage._shared
@@ -234,7 +240,7 @@ class StorageBracket:
             return
         self._bracket = bracket
         if self._write:
-            shared._writer = threading.get_ident()
+            shared._writer = self, threading.get_ident()
         elif may_copy and storage._is_stale(self._device):
             self._bracket = None
             bracket.end()
@@ -263,3 +269,16 @@ class StorageBracket:
             raise
         self._shared._writer = None
         self._bracket.__exit__(kind, error, traceback)
+
+    async def __aenter__(self) -> Any:
+        from .._base import _away
+
+        views = await _away.enter(self, self.__enter__, lambda: self.__exit__(None, None, None))
+        _entered.set(_entered.get() | {self})
+        return views
+
+    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        from .._base import _away
+
+        _entered.set(_entered.get() - {self})
+        await _away.leave(self, lambda: self.__exit__(kind, error, traceback))
