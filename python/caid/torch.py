@@ -261,7 +261,7 @@ def _arena_with(tensor):
 
 
 _BYTES = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64", 16: "complex128"}
-_ELEMENTS = {dtype: element for element, dtype in _torch_types.dtypes(torch).items()}
+_ELEMENTS = _torch_types.elements(torch)
 
 
 class _Shown:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in for PyTorch, where that is not installed: as much of it as caid.weights uses, on NumPy."""
 
+import contextlib
 import types
 
 import numpy
@@ -39,6 +40,12 @@ class Tensor:
 
     data = property(lambda self: Tensor(self.memory, self.dtype, self.shape, self.steps, self.start))
 
+    def contiguous(self):
+        raw = numpy.frombuffer(bytearray(bytes_of(OWN, self)), "u1")
+        made = Tensor(raw, self.dtype, self.shape)
+        made.steps = tuple(numpy.empty(self.shape, "u1").strides)
+        return made
+
     def stride(self):
         return self.steps
 
@@ -55,8 +62,14 @@ def _from_dlpack(array):
     return Tensor(memory, next(known), array.shape, steps)
 
 
+def _foreach_copy(targets, sources):
+    for target, source in zip(targets, sources):
+        target.memory[:] = numpy.frombuffer(bytes_of(OWN, source), "u1")
+
+
 OWN = types.ModuleType("torch")
-OWN.from_dlpack = _from_dlpack
+OWN.from_dlpack, OWN.Tensor, OWN.no_grad = _from_dlpack, Tensor, contextlib.nullcontext
+OWN._foreach_copy_ = _foreach_copy
 vars(OWN).update({name: Dtype(name) for name in (*_torch_types._KINDS, *_typestr.NAMED)})
 
 

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import sys
+import types
 
 import models
 import numpy
@@ -253,3 +254,88 @@ def test_a_list_that_leads_out_of_the_block_is_refused(client, torch, monkeypatc
             monkeypatch.setitem(sys.modules, "torch", torch)
     slot.close()
     wait_until(lambda: n_leases(client) == 0)
+
+
+# --- parts, and copies of one's own --------------------------------------------------------------
+
+
+def test_parts_are_together_the_whole(client, torch):
+    @settings(max_examples=30, deadline=None)
+    @given(st.integers(1, 3), st.integers(0, 3), st.integers(0, 3), st.sampled_from(["uint8", "int32", "bfloat16"]),
+           st.booleans())  # fmt: skip
+    def check(world, rows, columns, name, transposed):
+        element = element_of(name)
+        shape = (rows * world, columns * world)
+        with client.empty(shape[::-1] if transposed else shape, element) as a, a.T if transposed else a.view() as x:
+            if a.nbytes:
+                flat = numpy.arange(a.nbytes, dtype="u1")
+                a.reshape(a.size).view("|u1").copy_from_host(flat)
+            whole = x.copy_to_host()
+            client.publish_many("m/", {"r": x, "c": x, "s": x})
+        with weights.open("m", client=client) as w:
+            parts = [w.shard(rank, world, ["r"], ["c"]) for rank in range(world)]
+            taken = [part.torch() for part in parts]
+            for rank, found in enumerate(taken):
+                expected = {
+                    "c": whole[:, rank * columns : (rank + 1) * columns],
+                    "r": whole[rank * rows : (rank + 1) * rows],
+                    "s": whole,
+                }
+                assert {key: (tuple(t.shape), bytes_of(torch, t)) for key, t in found.items()} == {
+                    key: (part.shape, part.tobytes()) for key, part in expected.items()
+                }
+            if whole.size:
+                with w["r"] as r:
+                    assert [t["r"].data_ptr() - r.host_ptr for t in taken] == [
+                        rank * rows * r.strides[0] for rank in range(world)
+                    ], "views"
+                del r
+        del taken, parts, found
+
+    check()
+    with client.zeros(3, "<i4") as a:
+        client.publish_many("m/", {"r": a})
+    with weights.open("m", client=client) as w:
+        with pytest.raises(caid.InvalidError):
+            w.shard(2, 2)
+        with pytest.raises(caid.InvalidError, match="3 rows"):
+            w.shard(0, 2, ["r"]).torch()
+        assert repr(w.shard(0, 2)).startswith("<caid.weights.Part 0/2")
+
+
+def own_copy(torch, tensor):
+    return tensor.contiguous() if torch is OWN else torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+
+
+def test_a_copy_of_ones_own_is_never_in_shared_memory(client, torch):
+    """Which is mapped read-only here: a write to it would end this process."""
+    values = numpy.arange(24, dtype="<i4").reshape(4, 6)
+    with client.array(values) as a, client.full(3, 7, "|u1") as b:
+        client.publish_many("m/", {"a": a, "at": a.T, "b": b})
+    with weights.open("m", client=client) as w:
+        shared = w.torch()
+        mine = {key: own_copy(torch, tensor) for key, tensor in shared.items()}
+        module = types.SimpleNamespace(state_dict=lambda: mine)
+        for target in mine, module:
+            if torch is OWN:
+                for tensor in mine.values():
+                    tensor.memory[:] = 0
+            w.copy_into(target)
+            told = {key: bytes_of(torch, tensor) for key, tensor in mine.items()}
+            assert told == {"a": values.tobytes(), "at": values.T.tobytes(), "b": b"\7" * 3}
+        hosts = {key: numpy.zeros_like(array.copy_to_host()) for key, array in w.items()}
+        w.copy_into(hosts)
+        assert (hosts["at"] == values.T).all() and (hosts["b"] == 7).all()
+        wrong = {
+            "'a' lies in the memory of a version": {**mine, "a": shared["a"]},
+            "'b' is not in the target": {key: mine[key] for key in ("a", "at")},
+            "'more' is not in m": {**hosts, "more": hosts["a"]},
+            "'b' is int64": {**hosts, "b": hosts["b"].astype("i8")},
+            r"'a' is <i4 \(6, 4\), not <i4 \(4, 6\)": {**mine, "a": mine["at"]},
+        }
+        hosts["b"][:] = 0
+        for match, target in wrong.items():
+            with pytest.raises(ValueError, match=match.replace("int64", "<i8")):
+                w.copy_into(target)
+        assert not hosts["b"].any(), "nothing is written"
+        del shared, wrong, target

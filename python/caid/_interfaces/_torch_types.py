@@ -26,6 +26,12 @@ _KINDS = {
 
 
 @functools.lru_cache(maxsize=1)
+def elements(torch):
+    """The elements that caid has, by dtype."""
+    return {dtype: element for element, dtype in dtypes(torch).items()}
+
+
+@functools.lru_cache(maxsize=1)
 def dtypes(torch):
     """The dtypes that this PyTorch has, by element."""
     names = (name for name in (*_KINDS, *_typestr.NAMED) if hasattr(torch, name))

@@ -29,7 +29,7 @@ from .._session._client import Client
 from . import _load, _plan, _progress, _save
 from ._plan import COLUMNS, ROWS
 from ._safetensors import FormatError, read_model
-from ._weights import Weights, of_set, parse, prefix_of
+from ._weights import Part, Weights, of_set, parse, prefix_of
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _Path = Union[str, "os.PathLike[str]"]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
-__all__ = ["COLUMNS", "FormatError", "ROWS", "Weights", "async_open", "from_torch", "load", "open", "save", "unload"]
+__all__ = ["COLUMNS", "FormatError", "Part", "ROWS", "Weights", "async_open", "from_torch", "load", "open", "save", "unload"]
 
 
 def load(

@@ -67,7 +67,7 @@ class Shard(NamedTuple):
 def make(model: Model, prefix: str, dtype: Any, only: Any, shard: Any, tie: Any) -> Plan:
     """Makes a Plan. InvalidError, InvalidNameError: the request does not fit the model."""
     wanted = None if dtype is None else _float(dtype)
-    shard = None if shard is None else _shard(*shard)
+    shard = None if shard is None else shard_of(*shard)
     keys = _chosen(model.tensors, [only] if isinstance(only, str) else only)
     parts, at = {}, 0
     for key in keys:
@@ -145,7 +145,8 @@ def _tied(model, parts, tie):
 # --- shards ---------------------------------------------------------------------------------
 
 
-def _shard(rank, world, rows=ROWS, columns=COLUMNS):
+def shard_of(rank, world, rows=ROWS, columns=COLUMNS) -> Shard:
+    """A Shard, checked."""
     if not 0 <= rank < world:
         raise invalid(f"shard {rank} of {world}: 0 to one less than there are")
     return Shard(rank, world, tuple(rows), tuple(columns))
@@ -162,6 +163,15 @@ def _matches(key, patterns):
     return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
 
 
+def cut_of(key: str, shape: tuple, shard: Shard | None) -> tuple[int, slice] | None:
+    """(axis, range) of the part of a tensor that a shard has; None: all of it."""
+    if shard and shape and _matches(key, shard.rows):
+        return 0, _range("rows", shape[0], shard, key)
+    if shard and len(shape) > 1 and _matches(key, shard.columns):
+        return 1, _range("columns", shape[1], shard, key)
+    return None
+
+
 def _part(tensor, at, wanted, shard):
     element = wanted if wanted and _is_float(tensor.element) else tensor.element
     if element != tensor.element:
@@ -169,12 +179,12 @@ def _part(tensor, at, wanted, shard):
         _check_convertible(element)
     shape = tensor.shape
     rows, columns = slice(0, shape[0] if shape else 1), None
-    if shard and shape and _matches(tensor.key, shard.rows):
-        rows = _range("rows", shape[0], shard, tensor.key)
-        shape = (rows.stop - rows.start, *shape[1:])
-    elif shard and len(shape) > 1 and _matches(tensor.key, shard.columns):
-        some = _range("columns", shape[1], shard, tensor.key)
-        shape = (shape[0], some.stop - some.start, *shape[2:])
+    axis, some = cut_of(tensor.key, shape, shard) or (None, None)
+    if axis is not None:
+        shape = (*shape[:axis], some.stop - some.start, *shape[axis + 1 :])
+    if axis == 0:
+        rows = some
+    elif axis == 1:
         inner = math.prod(shape[2:])
         columns = slice(some.start * inner, some.stop * inner)
     return Part(tensor, element, shape, at, rows, columns)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Tuple
 
 from .._base import _geometry, _typestr
 from .._base._errors import corrupt
+from ._plan import Shard, cut_of
 
 
 class Slot(NamedTuple):
@@ -39,7 +40,10 @@ class Table:
         self.slots: list[Slot] = []
         self.others: list[str] = []  # keys of arrays that are taken one by one
         self.blocks: list[Block] = []
-        self.plans: dict[str, Any] = {}  # what _views.py makes of it, by framework
+        self.shard: Shard | None = None  # that it is the table of
+        self.copied: set[int] = set()  # places of slots that are taken as copies, since they lie in pieces
+        self.plans: dict[Any, Any] = {}  # what _views.py makes of it
+        self._shards: dict[Any, Table] = {}
         self.n = len(entries)
         known: dict[Any, int] = {}
         found: dict[int, list] = {}
@@ -55,6 +59,29 @@ class Table:
                 self.slots.append(slot)
             self.keys[key] = at
         self.blocks = [Block(*block) for block in found.values()]
+
+    def sharded(self, shard):
+        """The Table of a part: slots that lie within this one's."""
+        if shard is None or shard in self._shards:
+            return self if shard is None else self._shards[shard]
+        made = Table({}, None)
+        known: dict[Any, int] = {}
+        for key, at in self.keys.items():
+            slot = self.slots[at]
+            axis, some = cut_of(key, slot.shape, shard) or (None, None)
+            if axis is not None:
+                shape = (*slot.shape[:axis], some.stop - some.start, *slot.shape[axis + 1 :])
+                offset = slot.offset + some.start * slot.strides[axis]
+                slot = slot._replace(offset=offset, shape=shape)
+            made.keys[key] = known.setdefault((slot, axis == 1), len(known))
+            if made.keys[key] == len(made.slots):
+                made.slots.append(slot)
+            if axis == 1:
+                made.copied.add(made.keys[key])
+        made.others, made.blocks, made.n = self.others, self.blocks, self.n
+        made.shard = shard
+        self._shards[shard] = made
+        return made
 
 
 _elements: dict[str, Any] = {}  # by type name; None: of records, which have a descr

@@ -61,14 +61,14 @@ class Memory(_cai.ForeignMemory):
 class Version:
     """The leases on a version, and the bytes that its arrays take of their blocks."""
 
-    __slots__ = ("leases", "table", "_set", "_hold", "_starts", "__weakref__")
+    __slots__ = ("leases", "table", "_uuid", "_set", "_hold", "_starts", "__weakref__")
 
-    def __init__(self, set_lease, table, is_listed):
+    def __init__(self, set_lease, table, is_listed, device_uuid=None):
         """is_listed: the table is this version's own list, not that of one before with the same layout."""
-        mode = "r" if set_lease.readonly else "rw"
         keys = tuple(block.key for block in table.blocks)
         self.leases, self.table, self._set, self._hold = [], table, None, None
-        self.leases = list(set_lease.client._open_many(keys, mode, None, None, set_lease))
+        self._uuid = device_uuid  # of the device that is to reach it; None: any
+        self.leases = self._open(set_lease, keys)
         try:
             self._starts = [_start(*each, is_listed) for each in zip(table.blocks, self.leases)]
             self._set = set_lease.share()
@@ -80,6 +80,14 @@ class Version:
         for lease in (self._set, *self.leases):
             lease._outlive(True)
         _live.add(self)
+
+    def _open(self, set_lease, keys):
+        mode = "r" if set_lease.readonly else "rw"
+        return list(set_lease.client._open_many(keys, mode, None, self._uuid, set_lease) if keys else ())
+
+    def open(self, keys):
+        """Arrays that are taken one by one."""
+        return dict(zip(keys, _array.of_leases(self._open(self._set, tuple(keys)), root=False)))
 
     @property
     def has_tensors(self):
@@ -97,6 +105,11 @@ class Version:
             layout = Layout(ptr, (block.high - low,), (1,), _BYTE, lease.readonly)
             arrays.append(_array.make(Memory(lease, hold), layout, root=False))
         return arrays
+
+    @property
+    def lows(self):
+        """Where each block's Array begins, as offsets in the table."""
+        return tuple(low for low, _ in self._starts)
 
     def offset(self, slot):
         """Of a slot's first element in its block's Array."""

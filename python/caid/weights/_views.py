@@ -9,16 +9,17 @@ from .._base import _typestr
 from .._interfaces import _torch_types
 from .._memory import _array
 from .._memory._layout import Layout
+from ._plan import cut_of
 
 
-def torch(version, open_many):
+def torch(version, table):
     """Tensors of PyTorch by key."""
     import torch
 
     def take(array):  # PyTorch has no read-only tensors, and 2.8 asks for a version of DLPack that has none either
         return torch.from_dlpack(_array.writable(array))
 
-    plan = _plan_of(version, "torch", _torch_types.dtypes(torch).get)
+    plan = _plan_of(version, table, "torch", _torch_types.dtypes(torch).get)
     blocks = [take(block) for block in version.blocks()]
     # By .data each is a tensor of its own. Else all were views of one, and what autograd keeps of each were void
     # as soon as another one is written in place.
@@ -27,38 +28,52 @@ def torch(version, open_many):
         for block, dtype in plan.types
     ]
     made = [views[at](shape, steps, start).data for at, shape, steps, start in plan.views]
-    return _by_key(version, plan, made, open_many, take)
+    for at in plan.copied:
+        made[at] = made[at].contiguous()
+    return _by_key(version, table, plan, made, take)
 
 
-def cupy(version, open_many):
+def cupy(version, table):
     """Arrays of CuPy by key."""
     import cupy
 
-    plan = _plan_of(version, "cupy", _numpys)
+    plan = _plan_of(version, table, "cupy", _numpys)
     blocks = [cupy.from_dlpack(block).data for block in version.blocks()]
     made = []
     for at, shape, steps, start in plan.views:
         block, dtype = plan.types[at]
         strides = tuple(step * dtype.itemsize for step in steps)
         made.append(cupy.ndarray(shape, dtype, blocks[block] + start * dtype.itemsize, strides))
-    return _by_key(version, plan, made, open_many, cupy.from_dlpack)
+    for at in plan.copied:
+        made[at] = cupy.ascontiguousarray(made[at])
+    return _by_key(version, table, plan, made, cupy.from_dlpack)
 
 
-def jax(version, open_many):
+def jax(version, table):
     """Arrays of JAX by key: an import for each, since JAX has no views, but no lease."""
     import jax
 
     def take(array):  # JAX asks for a version of DLPack without read-only memory, and writes to no array
         return jax.dlpack.from_dlpack(_array.writable(array))
 
-    plan = _plan_of(version, "jax", lambda element: element)
+    plan = _plan_of(version, table, "jax", lambda element: element)
     blocks = version.blocks()
     made = []
-    for slot in version.table.slots:
+    for at, slot in enumerate(table.slots):
         block = blocks[slot.block]
         layout = Layout(block.ptr + version.offset(slot), slot.shape, slot.strides, slot.element, False)
-        made.append(take(_array.make(block._memory.share(), layout, root=False)))
-    return _by_key(version, plan, made, open_many, take)
+        array = _array.make(block._memory.share(), layout, root=False)
+        made.append(take(_copied(array) if at in table.copied else array))
+    return _by_key(version, table, plan, made, take)
+
+
+def _copied(array):
+    """A copy in C order, in caid's memory on the same device, which lives as long as it is used."""
+    memory = array._memory
+    where = max(memory.mapped_device, 0)
+    with memory.client.empty(array.shape, array._layout.element, device=where) as copy:
+        copy.copy_from(array)
+        return copy.view()
 
 
 def elements_of(array) -> tuple:
@@ -78,40 +93,54 @@ class _Plan:
         self.types = []  # (block, dtype), of which there are views
         self.views = []  # (place in types, shape, strides in elements, offset in elements)
         self.places = []  # of each slot, in what is made; None: it is taken as an array
+        self.copied = []  # places in views
 
 
-def _plan_of(version, framework, dtype_of):
-    table = version.table
-    plan = table.plans.get(framework)
+def _plan_of(version, table, framework, dtype_of):
+    plan = table.plans.get((framework, version.lows))
     if plan is not None:
         return plan
     plan, known = _Plan(), {}
-    for slot in table.slots:
+    for place, slot in enumerate(table.slots):
         dtype, size, start = dtype_of(slot.element), slot.element.itemsize, version.offset(slot)
         askew = start % size or any(step % size for n, step in zip(slot.shape, slot.strides) if n > 1)
         if dtype is None or (askew and framework != "jax"):
             plan.places.append(None)
             continue
         at = known.setdefault((slot.block, dtype), len(known))
+        if place in table.copied:
+            plan.copied.append(len(plan.views))
         plan.places.append(len(plan.views))
         plan.views.append((at, slot.shape, tuple(step // size for step in slot.strides), start // size))
     plan.types = list(known)
-    table.plans[framework] = plan
+    table.plans[framework, version.lows] = plan
     return plan
 
 
-def _by_key(version, plan, made, open_many, take):
+def _by_key(version, table, plan, made, take):
     """By key, in byte order. An array under two keys is one tensor, as a module with tied weights has it."""
-    table = version.table
     tensors = {key: made[plan.places[at]] for key, at in table.keys.items() if plan.places[at] is not None}
     if len(tensors) == len(table.keys) and not table.others:
         return tensors
     taken: dict = {}
     missing = [key for key in table.keys if key not in tensors] + table.others
-    for key, array in open_many(missing).items():
-        at = elements_of(array) if array.nbytes else key
-        if at not in taken:
-            taken[at] = take(array)
-        tensors[key] = taken[at]
-        array.close()
+    for key, array in version.open(missing).items():
+        with _cut(key, array, table.shard) as part:
+            at = elements_of(part) if part.nbytes else key
+            if at not in taken:
+                taken[at] = take(part)
+            tensors[key] = taken[at]
     return {key: tensors[key] for key in sorted(tensors, key=str.encode)}
+
+
+def _cut(key, array, shard):
+    """The part of an array that a shard has. Takes the array over."""
+    axis, some = cut_of(key, array.shape, shard) or (None, None)
+    if axis is None:
+        return array
+    with array:
+        part = array[(slice(None),) * axis + (some,)]
+        if axis == 0:
+            return part
+        with part:
+            return _copied(part)

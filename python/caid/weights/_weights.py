@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any
 
 from .._base import _metadata
@@ -14,7 +14,8 @@ from .._memory._array import Array
 from .._memory._set import Set
 from .._session._client import Client
 from .._session._watch import Watch
-from . import _views
+from . import _into, _views
+from ._plan import COLUMNS, ROWS, Shard, shard_of
 from ._safetensors import METADATA
 from ._table import Table
 from ._version import Line, Version
@@ -58,7 +59,7 @@ class Weights(NotCompared, Mapping[str, Array]):
         self._line = Line() if former is None else former._line
         self._line.enter()
         self._is_open = True
-        self._version: Version | None = None  # from when its tensors are first asked for
+        self._versions: dict[str | None, Version] = {}  # from when tensors are first asked for, by device
         same = former is not None and 0 != self._layout() == former._layout()
         self._table = former._table if former is not None and same else None
         is_long = self._own_metadata().get("safetensors") == METADATA and METADATA in opened
@@ -82,10 +83,10 @@ class Weights(NotCompared, Mapping[str, Array]):
         if stream is not None:
             _any_stream.handle(stream)
         self._set.close(stream)
-        version = self._version
-        if version is not None and not version.has_tensors:
-            version.end(stream)
-        self._version = None
+        for version in self._versions.values():
+            if not version.has_tensors:
+                version.end(stream)
+        self._versions = {}
         if self._is_open:
             self._is_open = False
             self._line.leave()
@@ -193,29 +194,88 @@ class Weights(NotCompared, Mapping[str, Array]):
 
         The tensors in a block have one storage, which is all of what the version takes of it: ``torch.save()`` of
         one of them alone writes that. ``clone()`` has a storage of its own."""
-        return _views.torch(self._adopted(), self._set.open)
+        return self._made(_views.torch)
 
     state_dict = torch
 
     def cupy(self) -> dict[str, Any]:
         """CuPy's arrays over the arrays. As torch()."""
-        return _views.cupy(self._adopted(), self._set.open)
+        return self._made(_views.cupy)
 
     def jax(self) -> dict[str, Any]:
         """JAX's arrays over the arrays. As torch(). A computation writes to arrays that are donated to it."""
-        return _views.jax(self._adopted(), self._set.open)
+        return self._made(_views.jax)
 
-    def _adopted(self):
+    def shard(
+        self,
+        rank: int,
+        world: int,
+        rows: Iterable[str] = ROWS,
+        columns: Iterable[str] = COLUMNS,
+        *,
+        device: int | str | None = None,
+    ) -> Part:
+        """One of `world` equal parts, for tensor parallelism: so a trainer and an engine may cut differently.
+
+        Parameters
+        ----------
+        rank, world, rows, columns
+            As `shard` of :func:`caid.weights.load`: patterns of names of which the part has some rows (of the first
+            dimension) or columns (of the second).
+        device : int or str, optional
+            Of this process, index in ``client.devices`` or UUID, that is to reach the part: where the memory lies
+            on another one, over the link between them.
+
+        Returns
+        -------
+        Part
+            Its ``torch()``, ``cupy()`` and ``jax()`` give rows as views, and each part of columns as a copy of
+            its own.
+
+        Raises
+        ------
+        InvalidError
+            No such part. A tensor that cannot be divided evenly raises it when it is asked for.
+        """
+        return Part(self, shard_of(rank, world, rows, columns), device)
+
+    def copy_into(self, target: Any) -> None:
+        """Copies all tensors into others of the same keys, shapes and types, of who has to own his memory: a
+        worker that writes to its weights, or that has them on another device.
+
+        Parameters
+        ----------
+        target : torch.nn.Module, or mapping
+            A module, whose ``state_dict()`` is written; or tensors of PyTorch, or other arrays that
+            :meth:`caid.Array.copy_to` takes, by key. Into tensors of PyTorch it is one batched copy, on PyTorch's
+            current stream, which is not waited for on a device.
+
+        Raises
+        ------
+        ValueError
+            Keys, shapes or types are not the same, or one lies in the memory of a version that this process has
+            open, which others read. The message has all of them; nothing has been written.
+        """
+        _into.copy(self, target)
+
+    def _made(self, take, shard=None, device=None):
+        version = self._adopted(device)
+        return take(version, version.table.sharded(shard))
+
+    def _adopted(self, device=None):
         """The Version, whose blocks are mapped."""
         array = self._set._array
         array._check()
-        if self._version is None:
+        uuid = None if device is None else self._client._uuid_of(device)
+        version = self._versions.get(uuid)
+        if version is None:
             is_listed = self._table is None or self._table.n != len(self._set)
             if is_listed:
                 self._table = Table(self._set._entries(), self._hidden)
-            self._version = Version(array._memory, self._table, is_listed)
-            self._line.keep(self._version, self._n_versions())
-        return self._version
+            version = self._versions[uuid] = Version(array._memory, self._table, is_listed, uuid)
+            if uuid is None:
+                self._line.keep(version, self._n_versions())
+        return version
 
     def _layout(self):
         return getattr(self._set, "layout", 0)
@@ -239,7 +299,7 @@ class Weights(NotCompared, Mapping[str, Array]):
         self._set._remap("_map", self._leases())
 
     def _leases(self):
-        return () if self._version is None else tuple(self._version.leases)
+        return tuple(lease for version in self._versions.values() for lease in version.leases)
 
     # --- other versions ---------------------------------------------------------------------
 
@@ -266,6 +326,30 @@ class Weights(NotCompared, Mapping[str, Array]):
     def watch(self, timeout: float | None = None) -> Watch:
         """A :class:`caid.Watch` of the model: news of each version, in a thread or for asyncio."""
         return self._client.watch(self._set.name, pool=self.pool, timeout=timeout)
+
+
+class Part:
+    """A part of a version: what :meth:`Weights.shard` gives. The Weights stays open as long as it is used."""
+
+    def __init__(self, weights: Weights, shard: Shard, device: int | str | None):
+        self._weights, self._shard, self._device = weights, shard, device
+
+    def __repr__(self) -> str:
+        return f"<caid.weights.Part {self._shard.rank}/{self._shard.world} of {self._weights!r}>"
+
+    def torch(self) -> dict[str, Any]:
+        """As :meth:`Weights.torch`."""
+        return self._weights._made(_views.torch, self._shard, self._device)
+
+    state_dict = torch
+
+    def cupy(self) -> dict[str, Any]:
+        """As :meth:`Weights.cupy`."""
+        return self._weights._made(_views.cupy, self._shard, self._device)
+
+    def jax(self) -> dict[str, Any]:
+        """As :meth:`Weights.jax`."""
+        return self._weights._made(_views.jax, self._shard, self._device)
 
 
 def of_set(client, name, opened) -> Weights:
