@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * caid_publish_many(): makes a set, fills it and publishes it; nobody else sees it before that.
- * caid_set_create(): makes a set of parts of one array, which its maker publishes.
+ * caid_set_create(): makes a set of parts of one array, which its maker publishes, and
+ * caid_set_vacate() waits until he may write again.
  */
 #include <errno.h>
 #include <string.h>
@@ -280,4 +281,77 @@ caid_set_create(struct caid_client *client, struct caid_array **ret, struct caid
     set->place = whole->place;
     *ret = set;
     return 0;
+}
+
+/* ---- vacate ---- */
+
+static int
+check_vacate(const struct caid_array *set, struct caid_array *const *own, size_t n_own,
+             struct caid_error *error)
+{
+    int r = CHECK_CLIENT_OF(set, error);
+    if (r == 0 && set->managed)
+        r = fail(error, CAID_ERR_INVALID, "managed memory is no set");
+    if (r == 0 && n_own > PROTO_BEGIN_MAX)
+        r = fail(error, CAID_ERR_INVALID, "at most %d arrays are one's own, not %zu",
+                 PROTO_BEGIN_MAX, n_own);
+    if (r == 0 && n_own > 0 && !own)
+        r = fail(error, CAID_ERR_INVALID, "own is NULL");
+    for (size_t i = 0; r == 0 && i < n_own; i++)
+        if (!own[i] || own[i]->client != set->client || own[i]->managed)
+            r = fail(error, CAID_ERR_INVALID, "array %zu is none of this client's", i);
+    return r;
+}
+
+/* Waits for the answer. A wait that is left is cancelled, or the next one would be refused. */
+static int
+wait_vacant(struct caid_client *client, const struct msg_vacate_params *params,
+            struct caid_error *error)
+{
+    struct call *call = call_new(sizeof(*call), MSG_VACATE, params);
+    uint64_t answer_ns = client->call_timeout_ns, wait_ns = params->timeout_ns;
+
+    if (!call)
+        return fail_errno(error, ENOMEM, "no memory for a request");
+    if (!params->nowait)
+        call->timeout_ns = !wait_ns || answer_ns > UINT64_MAX - wait_ns ? CAID_FOREVER
+                                                                        : wait_ns + answer_ns;
+    int r = client_enter(client, error);
+    if (r < 0) {
+        free(call);
+        return r;
+    }
+    r = call_run(client, call, error);
+    if (r < 0 && call->error.code == CAID_ERR_UNKNOWN_METHOD)
+        fail(error, CAID_ERR_UNKNOWN_METHOD,
+             "%s: the daemon is too old to say when nobody has a set any more", client->socket);
+    if (call->left) {
+        call_cancel(client, call);
+        call_flush(client);
+    } else {
+        call_free(call);
+    }
+    client_leave(client);
+    return r;
+}
+
+int
+caid_set_vacate(struct caid_array *set, struct caid_array *const *own, size_t n_own,
+                uint64_t timeout_ns, struct caid_error *error)
+{
+    int r = check_vacate(set, own, n_own, error);
+    if (r < 0)
+        return r;
+    _cleanup_free_ uint64_t *leases = calloc(n_own + 1, sizeof(*leases));
+    if (!leases)
+        return fail_errno(error, ENOMEM, "no memory for %zu leases", n_own);
+    for (size_t i = 0; i < n_own; i++)
+        leases[i] = own[i]->lease;
+    const struct msg_vacate_params params = {
+        .lease = set->lease,
+        .own = {leases, (uint32_t)n_own},
+        .timeout_ns = timeout_ns == CAID_FOREVER ? 0 : timeout_ns,
+        .nowait = timeout_ns == 0,
+    };
+    return wait_vacant(set->client, &params, error);
 }

@@ -208,11 +208,19 @@ array_set_name(struct array *array, struct text *name_consume)
     array->n_name = name_consume ? (uint8_t)name_consume->n : 0;
 }
 
+static void
+count_name(struct array *array, bool there)
+{
+    if (array->is_part && array->part)
+        array->part->whole->n_named += there ? 1 : UINT32_MAX;
+}
+
 void
 array_insert_name(struct core *core, struct array *array)
 {
     RB_INSERT(names, &array->pool->names, array);
     array->named = true;
+    count_name(array, true);
     array->published = stamp_now(core);
     array->pool->n_names++;
     core->n_names++;
@@ -242,6 +250,7 @@ array_drop_name(struct core *core, struct array *array)
 
     RB_REMOVE(names, &pool->names, array);
     array->named = false;
+    count_name(array, false);
     pool->n_names--;
     core->n_names--;
     user_uncharge(array->charge.user, RES_NAMES, 1);

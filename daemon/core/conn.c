@@ -146,6 +146,8 @@ drop_request(struct core *core, struct conn *conn)
         flush_drop(core, LIST_FIRST(&conn->flushes));
     else if (!RB_EMPTY(&conn->watches))
         watch_free(core, RB_ROOT(&conn->watches));
+    else if (!LIST_EMPTY(&conn->vacates))
+        vacate_free(core, LIST_FIRST(&conn->vacates));
     else if (conn->monitor)
         monitor_free(core, conn->monitor);
     else if (!RB_EMPTY(&conn->asking))

@@ -81,6 +81,7 @@ struct conn {
     LIST_HEAD(, flush) flushes;
     LIST_HEAD(, ticket) tickets;
     struct watches_of_conn watches;
+    LIST_HEAD(, vacate) vacates;
     struct monitor *monitor; /* or NULL */
     struct published published;
     struct entry close;

@@ -142,6 +142,7 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
     TAILQ_INIT(&core->busy); /* trees and LISTs are initialised by calloc() */
     TAILQ_INIT(&core->lingering);
     TAILQ_INIT(&core->landed);
+    vacates_init(&core->vacates);
     TAILQ_INIT(&core->closing_pages);
     TAILQ_INIT(&core->sets);
     TAILQ_INIT(&core->hopeful);
@@ -285,6 +286,7 @@ look(struct core *core)
         more |= linger_look(core);
         core->linger_at_ns = UINT64_MAX;
         formers_look(core);
+        vacates_look(core);
     }
     arrays_settle_landed(core);
     waiters_run(core);
@@ -347,18 +349,20 @@ put_back(struct core *core)
 static void
 core_run(struct core *core, bool briefly)
 {
-    bool more, in_doubt;
+    bool more, in_doubt, is_due;
 
     look(core);
     put_back(core);
     renewal_run(core);
     work_run(core, briefly);
     in_doubt = doubts_settle(core);
+    is_due = vacates_run(core);
     more = release_run(core);
     users_run(core);
     pools_run(core);
-    core->behind = more || in_doubt || !LIST_EMPTY(&core->aside) || renewal_is_behind(core) ||
-                   !TAILQ_EMPTY(&core->busy) || !TAILQ_EMPTY(&core->landed);
+    core->behind = more || in_doubt || is_due || !LIST_EMPTY(&core->aside) ||
+                   renewal_is_behind(core) || !TAILQ_EMPTY(&core->busy) ||
+                   !TAILQ_EMPTY(&core->landed);
 }
 
 /* ---- connections ---- */
@@ -626,6 +630,7 @@ core_tick(struct core *core, uint64_t now_ns)
         conn_end(core, conn, "no hello in time");
     }
     bracket_tick(core);
+    vacates_tick(core);
     reclaim_tick(core);
     names_expire(core);
     tickets_run_out(core);
@@ -648,7 +653,7 @@ core_deadline_ns(const struct core *core)
 
     if (core->behind || (core->units && !core->units->error))
         return 0;
-    deadline = min_u64(deadline, core->linger_at_ns);
+    deadline = min_u64(min_u64(deadline, core->linger_at_ns), vacates_end_ns(core));
     TAILQ_FOREACH(conn, &core->waiting, waiting)
         if (!conn->closing)
             return min_u64(conn->deadline_ns, deadline);

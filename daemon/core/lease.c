@@ -16,6 +16,8 @@ add_to_array(struct core *core, struct lease *lease, struct array *array)
     lease->array = array;
     LIST_INSERT_HEAD(&array->leases, lease, of_array);
     array->n_leases++;
+    if (array->is_part)
+        array->part->whole->n_leases++;
     lease->made = array->opened = stamp_now(core);
     core->n_leases++;
     metrics_count(lease->charge.user, COUNT_LEASES, 1);
@@ -114,6 +116,8 @@ lease_deinit(struct core *core, struct lease *lease)
         array->n_leases--;
         core->n_leases--;
     }
+    if (array->is_part)
+        array->part->whole->n_leases--;
     array_settle(core, array);
 }
 

@@ -2,6 +2,7 @@
 #include "part.h"
 
 #include "array.h"
+#include "set.h"
 #include "state.h"
 
 /* Numbers in one reply; the others come with the next request. */
@@ -18,6 +19,26 @@ whole_find(const struct core *core, const struct array *array)
 
     return array->is_whole ? RB_FIND(wholes, &((struct core *)(uintptr_t)core)->wholes, &key)
                            : NULL;
+}
+
+struct whole *
+whole_of(const struct core *core, const struct array *array)
+{
+    if (array->is_part)
+        return array->part ? array->part->whole : NULL;
+    return array->is_set ? array->set->whole : whole_find(core, array);
+}
+
+void
+whole_touch(struct core *core, const struct array *array)
+{
+    const struct whole *whole = whole_of(core, array);
+    struct vacate *vacate;
+
+    if (!whole)
+        return;
+    LIST_FOREACH(vacate, &whole->vacates, of_whole)
+        vacate_put(vacate, &core->vacates.due);
 }
 
 uint32_t
@@ -40,6 +61,7 @@ whole_get(struct core *core, struct array *array)
     if (!whole)
         return NULL;
     whole->array = array;
+    TAILQ_INIT(&whole->uses);
     RB_INSERT(wholes, &core->wholes, whole);
     array->is_whole = true;
     persist_array(array);
@@ -49,8 +71,14 @@ whole_get(struct core *core, struct array *array)
 static void
 whole_settle(struct core *core, struct whole *whole)
 {
+    struct vacate *vacate;
+
     if (whole->n)
         return;
+    while ((vacate = LIST_FIRST(&whole->vacates))) {
+        vacate_leave_whole(vacate);
+        vacate_put(vacate, &core->vacates.due);
+    }
     RB_REMOVE(wholes, &core->wholes, whole);
     whole->array->is_whole = false;
     persist_array(whole->array);
@@ -268,6 +296,8 @@ parts_forget(struct core *core)
 
     while ((whole = RB_MIN(wholes, &core->wholes))) {
         RB_REMOVE(wholes, &core->wholes, whole);
+        while (!TAILQ_EMPTY(&whole->uses))
+            use_forget(TAILQ_FIRST(&whole->uses)->array);
         while ((part = LIST_FIRST(&whole->parts))) {
             LIST_REMOVE(part, of_whole);
             free(part);

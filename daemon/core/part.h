@@ -23,6 +23,11 @@ struct whole {            /* an array that has parts, from the first to the last
     struct array *array;
     LIST_HEAD(, part) parts;
     uint32_t n;
+    /* on its parts, for those who wait until nobody can reach them: vacate.h */
+    uint32_t n_named, n_uses;
+    uint64_t n_leases, n_members; /* of departed connections and tickets, too; of all sets */
+    TAILQ_HEAD(, use) uses;
+    LIST_HEAD(, vacate) vacates;
 };
 
 RB_HEAD(wholes, whole);
@@ -64,6 +69,11 @@ int part_restore(struct core *core, struct user *user, struct array *whole, uint
 struct array *part_end(struct core *core, struct part *part);
 /* Frees a part whose array was never published. */
 void part_undo(struct core *core, struct part *part);
+/* The whole that an array is a part of, or has its parts in; or that the first member of a set is a
+ * part of. NULL: none. */
+struct whole *whole_of(const struct core *core, const struct array *array);
+/* Something that kept the array, its whole or its set may be gone: who waits for that is due. */
+void whole_touch(struct core *core, const struct array *array);
 /* How many parts an array has. */
 uint32_t part_count(const struct core *core, const struct array *array);
 

@@ -137,6 +137,7 @@ publication_commit(struct core *core, struct publication *p, struct array *array
     watch_notify(core, array->pool, array_name(array), old, array);
     if (old && old != array)
         array_settle(core, old);
+    whole_touch(core, array);
 }
 
 static int

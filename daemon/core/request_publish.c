@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stage, publish, watch, cancel.
+ * stage, publish, vacate, watch, cancel.
  */
 #include "array.h"
 #include "publish.h"
@@ -158,6 +158,20 @@ HANDLER(on_stage)
     return 0;
 }
 
+/* ---- vacate ---- */
+
+HANDLER(on_vacate)
+{
+    const struct msg_vacate_params *p = params;
+
+    return vacate_new(core, conn, id,
+                      &(struct vacate_request){.lease = p->lease,
+                                               .own = p->own,
+                                               .timeout_ns = p->timeout_ns,
+                                               .nowait = p->nowait},
+                      r);
+}
+
 /* ---- watch, cancel ---- */
 
 HANDLER(on_watch)
@@ -199,5 +213,6 @@ HANDLER(on_cancel)
         send_refusal(core, conn, request, MSG_PARTS, r);
     }
     bracket_cancel(core, conn, request);
+    vacate_cancel(core, conn, request);
     return 0;
 }

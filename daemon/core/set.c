@@ -127,26 +127,23 @@ member_sum(const struct member *member)
     return mix_bytes(mix(sum, array->has_strides), array->extents, n_extents);
 }
 
-static const struct array *
-whole_of(const struct array *array)
-{
-    return array->is_part ? array->part->whole->array : NULL;
-}
-
 /* The member comes, or goes. */
 static void
 count_member(struct set *set, const struct member *member, bool comes)
 {
-    const struct array *whole = whole_of(member->array);
+    struct array *array = member->array;
+    struct whole *of = array->is_part ? array->part->whole : NULL;
 
     if (comes && !set->n)
-        set->whole = whole;
-    if (!whole || whole != set->whole)
+        set->whole = of;
+    if (of)
+        of->n_members += comes ? 1 : UINT64_MAX;
+    if (!of || of != set->whole)
         set->n_others += comes ? 1 : UINT32_MAX;
     else
         set->layout += comes ? member_sum(member) : -member_sum(member);
     set->n += comes ? 1 : UINT32_MAX;
-    member->array->n_sets += comes ? 1 : UINT32_MAX;
+    array->n_sets += comes ? 1 : UINT32_MAX;
 }
 
 uint64_t

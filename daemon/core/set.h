@@ -36,12 +36,12 @@ struct set {
     struct array *array;      /* NULL: the array has ended */
     TAILQ_ENTRY(set) of_core; /* core->sets, until the array ends */
     uint32_t n;
-    const struct array *whole; /* whose parts the members are; NULL: the first one is no part */
-    uint32_t n_others;         /* members that are no parts of it */
-    uint64_t layout;           /* the sum over those that are */
-    uint32_t n_records;        /* members that were given a number in the journal */
-    bool record_turn;          /* for all members, as array->record_turn */
-    uint8_t longest;           /* bytes of its longest key */
+    struct whole *whole; /* that the first member is a part of; NULL: it is none */
+    uint32_t n_others;   /* members that are no parts of it */
+    uint64_t layout;     /* the sum over those that are */
+    uint32_t n_records;  /* members that were given a number in the journal */
+    bool record_turn;    /* for all members, as array->record_turn */
+    uint8_t longest;     /* bytes of its longest key */
     /* the array's; pays for a name for each member, and for the memory here */
     struct user *user;
     TAILQ_ENTRY(set) of_user; /* user->ended */

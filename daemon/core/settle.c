@@ -77,6 +77,7 @@ may_be_resumed(struct core *core, struct array *array)
 void
 array_settle(struct core *core, struct array *array)
 {
+    whole_touch(core, array);
     if (array->creating || array->named)
         return;
     bool kept = may_be_resumed(core, array); /* first: is_kept() reads what it decides */

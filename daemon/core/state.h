@@ -17,6 +17,7 @@
  *    │        ├─ brackets ── claims ── use ── array
  *    │        ├─ monitor: it looks on (in the core's list, or its user's)
  *    │        ├─ waiters: creates that wait for memory
+ *    │        ├─ vacates (also in the list of the whole that they wait for)
  *    │        └─ watches (in the core's tree by pool and name)
  *    ├─── departed: connections that have hung up, whose process has not exited
  *    └─── jobs (by number): driver calls under way; those that wait for their turn are with
@@ -29,7 +30,8 @@
  *   refusal journal found │ actions user device restore_read │ audit pool │ array_view
  *   reply+monitor job expiry │ persist │ block done lost set suspect use │ array linger
  *   watch │ page part reclaim units │ settle fences flush │ lease │ ticket publish │ former
- *   grant │ bracket waiter │ conn release │ request_* │ metrics renewal request work │ core+restore
+ *   grant │ bracket waiter vacate │ conn release │ request_* │ metrics renewal request work │
+ *   core+restore
  *
  * +: each calls the other.
  */
@@ -52,6 +54,7 @@
 #include "suspect.h"
 #include "ticket.h"
 #include "user.h"
+#include "vacate.h"
 #include "watch.h"
 
 #define N_OUTCOMES 64 /* PROTO_OK, and errors.def up to 63 */
@@ -67,6 +70,7 @@ struct core {
     struct jobs jobs;
     struct watches watches;
     struct wholes wholes;
+    struct vacates vacates;
     struct pages pages;
     struct tickets tickets;
     struct ticket_ends ticket_ends;

@@ -61,6 +61,20 @@ section_init(struct section *section, struct use *use, uint64_t from, uint64_t e
     TAILQ_INIT(&section->waiting);
 }
 
+static void
+count_use(struct use *use, bool there)
+{
+    struct whole *whole = use->array->is_part ? use->array->part->whole : NULL;
+
+    if (!whole)
+        return;
+    whole->n_uses += there ? 1 : UINT32_MAX;
+    if (there)
+        TAILQ_INSERT_TAIL(&whole->uses, use, of_whole);
+    else
+        TAILQ_REMOVE(&whole->uses, use, of_whole);
+}
+
 int
 use_get(struct array *array, struct use **ret)
 {
@@ -71,6 +85,7 @@ use_get(struct array *array, struct use **ret)
         array->use->array = array;
         section_init(&array->use->whole, array->use, 0, UINT64_MAX);
         use_doubt(array->use, doubt_of(array));
+        count_use(array->use, true);
     }
     *ret = array->use;
     return 0;
@@ -117,6 +132,7 @@ static void
 use_free(struct use *use)
 {
     use_doubt(use, DOUBT_NONE);
+    count_use(use, false);
     use->array->use = NULL;
     free(use);
 }
@@ -424,6 +440,21 @@ use_is_abandoned(struct array *array)
         use_settle(use);
     }
     return array->abandoned;
+}
+
+bool
+use_is_pending(struct use *use)
+{
+    struct section *section;
+
+    FOREACH_SECTION(section, use) {
+        notice_loss(section);
+        sweep_write(section);
+        sweep_reads(section);
+    }
+    bool pending = use_has_fences(use);
+    use_settle(use);
+    return pending;
 }
 
 static bool

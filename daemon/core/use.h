@@ -78,6 +78,7 @@ struct use {
     uint64_t writer;  /* the former connection that was writing it; 0: none */
     uint64_t writers; /* or those, several, by former_bit(); 0: none */
     LIST_ENTRY(use) of_doubts;
+    TAILQ_ENTRY(use) of_whole; /* of a part: whole->uses */
 };
 
 /* A bracket's claim on one array. */
@@ -159,6 +160,8 @@ section_next(const struct section *section, const struct section *after)
 void use_sweep(const struct claim *claim);
 /* The array is dead: how its writes have ended does not matter, since nobody will read it. */
 void use_sweep_dead(struct use *use);
+/* Whether a fence has not passed. Drops those that have: the use may be freed. */
+bool use_is_pending(struct use *use);
 bool use_has_fences(const struct use *use);
 /* Whether some of the contents are not whole. Notices that a writer has died. */
 bool use_is_abandoned(struct array *array);

@@ -165,3 +165,80 @@ FIXTURE_TEST(set, what_is_refused)
     REFUSED_AS(READ_ONLY, readonly, one, 1);
     wait_for_leases(f.client, 2);
 }
+
+/* ---- vacate ---- */
+
+/* A set that was published, and whose name another one has now. */
+static struct caid_array *
+make_displaced(struct caid_array *whole, struct caid_array **ret_current)
+{
+    const struct caid_member one[] = {member("a", 0)};
+    unsigned char bytes[N_BYTES];
+    struct caid_array *other = make_whole(bytes), *set = make_set(whole, one, 1);
+
+    *ret_current = make_set(other, one, 1);
+    caid_array_close(other);
+    publish(set, "s/");
+    return set;
+}
+
+FIXTURE_TEST(set, is_vacant_when_readers_have_closed)
+{
+    unsigned char bytes[N_BYTES];
+    struct caid_array *current;
+
+    struct caid_array *whole = make_whole(bytes), *set = make_displaced(whole, &current);
+    assert_failed(caid_set_vacate(set, &whole, 1, 0, &error), CAID_ERR_INVALID);
+    struct caid_client *reader = daemon_connect(&f.daemon);
+    struct caid_array *read;
+    assert_ok(caid_array_open(reader, &read, "s/a", NULL, &error));
+    publish(current, "s/");
+    assert_failed(caid_set_vacate(set, &whole, 1, 0, &error), CAID_ERR_TIMEOUT);
+    cr_assert(strstr(error.message, "pid "), "%s", error.message);
+    assert_failed(caid_set_vacate(set, &whole, 1, 20000000, &error), CAID_ERR_TIMEOUT);
+    caid_array_close(read);
+    assert_ok(caid_set_vacate(set, &whole, 1, CAID_FOREVER, &error));
+    assert_failed(caid_set_vacate(set, NULL, 0, 0, &error), CAID_ERR_TIMEOUT);
+    cr_assert_gt(publish(set, "s/"), 2);
+    assert_failed(caid_set_vacate(set, &whole, 1, 0, &error), CAID_ERR_INVALID);
+    caid_client_close(reader);
+    caid_array_close(whole);
+    caid_array_close(set);
+    caid_array_close(current);
+}
+
+static int
+interrupts(void *userdata)
+{
+    return *(bool *)userdata;
+}
+
+/* A wait that was left, by a signal, does not keep the next one from waiting. */
+FIXTURE_TEST(set, is_waited_for_again)
+{
+    unsigned char bytes[N_BYTES];
+    struct caid_array *current, *read;
+    bool interrupted = false;
+
+    struct caid_client *reader = daemon_connect(&f.daemon);
+    caid_client_close(f.client);
+    OPTIONS(caid_connect_options, options, .socket = f.daemon.socket, .interrupted = interrupts,
+            .userdata = &interrupted);
+    assert_ok(caid_connect(&f.client, &options, &error));
+    struct caid_array *whole = make_whole(bytes), *set = make_displaced(whole, &current);
+    assert_ok(caid_array_open(reader, &read, "s/a", NULL, &error));
+    publish(current, "s/");
+    for (int i = 0; i < 3; i++) {
+        interrupted = true;
+        assert_failed(caid_set_vacate(set, &whole, 1, CAID_FOREVER, &error),
+                      CAID_ERR_INTERRUPTED);
+        interrupted = false;
+        assert_failed(caid_set_vacate(set, &whole, 1, 1000000, &error), CAID_ERR_TIMEOUT);
+    }
+    caid_array_close(read);
+    assert_ok(caid_set_vacate(set, &whole, 1, CAID_FOREVER, &error));
+    caid_client_close(reader);
+    caid_array_close(whole);
+    caid_array_close(set);
+    caid_array_close(current);
+}

@@ -253,6 +253,29 @@ check_part(const struct part *part, const struct whole *whole)
     check_array(array);
 }
 
+/* What it counts is on its parts; who waits for it waits for somebody, or is looked at again. */
+static void
+check_whole(const struct whole *whole)
+{
+    uint64_t leases = 0, named = 0, members = 0, uses = 0, in_list = 0;
+    const struct vacate *vacate;
+    const struct part *part;
+    const struct use *use;
+
+    LIST_FOREACH(part, &whole->parts, of_whole) {
+        leases += part->array->n_leases + part->array->n_departed;
+        named += part->array->named;
+        members += part->array->n_sets;
+        uses += part->array->use != NULL;
+    }
+    TAILQ_FOREACH(use, &whole->uses, of_whole)
+        in_list++;
+    CHECK(leases == whole->n_leases && named == whole->n_named && members == whole->n_members);
+    CHECK(uses == whole->n_uses && uses == in_list);
+    LIST_FOREACH(vacate, &whole->vacates, of_whole)
+        CHECK(vacate->whole == whole);
+}
+
 /* Bytes of the daemon's memory that they take; counted for t's user alone, where it has one. */
 static uint64_t
 check_parts(struct core *core, const struct tally *t)
@@ -271,6 +294,7 @@ check_parts(struct core *core, const struct tally *t)
                 host += sizeof(struct part) + sizeof(struct whole);
         }
         CHECK(n == whole->n && n > 0);
+        check_whole(whole);
     }
     return host;
 }
@@ -621,6 +645,7 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
     RB_FOREACH(conn, conns, conns) {
         uint64_t leases = 0, holds = 0, watches = 0;
         const struct flush *flush;
+        const struct vacate *vacate;
         struct tally uses = {0};
         check_conn(core, conn, &leases, &holds, &watches);
         uint64_t host = check_uses(core, conn, &uses);
@@ -637,6 +662,11 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
             host += flush->charge.host;
         }
         t->used[RES_WATCHES] += watches;
+        LIST_FOREACH(vacate, &conn->vacates, of_conn) {
+            CHECK(vacate->conn == conn && vacate->in != &core->vacates.due);
+            t->used[RES_WATCHES]++;
+            host += vacate->charge.host;
+        }
         host += conn->n_groups * sizeof(gid_t) + leases * sizeof(struct lease);
         t->used[RES_HOST] += host + CONN_HOST + holds * HOLD_HOST;
         t->beyond[RES_HOST] += CONN_HOST + conn->n_groups * sizeof(gid_t);

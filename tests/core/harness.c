@@ -532,6 +532,15 @@ h_stage_parts(struct harness *h, uint64_t conn, uint64_t set, uint64_t whole,
 }
 
 struct h_reply *
+h_vacate(struct harness *h, uint64_t conn, uint64_t set, uint64_t own, uint64_t timeout_ns)
+{
+    return h_request(h, conn, MSG_VACATE,
+                     &(struct msg_vacate_params){.lease = set,
+                                                 .own = {&own, own != 0},
+                                                 .timeout_ns = timeout_ns});
+}
+
+struct h_reply *
 h_parts(struct harness *h, uint64_t conn)
 {
     return h_request(h, conn, MSG_PARTS, &(struct msg_none){});

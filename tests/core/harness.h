@@ -320,6 +320,9 @@ struct h_reply *h_part(struct harness *h, uint64_t conn, uint64_t lease, uint64_
 /* Parts of `whole` as members of the set; reply->array is the first one's number. */
 struct h_reply *h_stage_parts(struct harness *h, uint64_t conn, uint64_t set, uint64_t whole,
                               const struct msg_member *parts, uint32_t n, bool told);
+/* Waits until nobody but conn has the set; answered at once or later. own 0: none. */
+struct h_reply *h_vacate(struct harness *h, uint64_t conn, uint64_t set, uint64_t own,
+                         uint64_t timeout_ns);
 /* Answered at once or later. */
 struct h_reply *h_parts(struct harness *h, uint64_t conn);
 struct h_reply *h_watch(struct harness *h, uint64_t conn, const char *name, const char *pool,

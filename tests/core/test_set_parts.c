@@ -5,6 +5,10 @@
  */
 #include "harness.h"
 
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
 #include "books.h"
 #include "caid_test.h"
 
@@ -343,4 +347,252 @@ CORE_TEST(set_parts, come_back_with_their_layout, h_sharing)
     reply = h_open(h, a, "s/none", NULL, "r");
     cr_assert(reply->arrays[0].block == 0 && reply->arrays[0].offset == 0);
     h_unlink(h, a, "s/", NULL);
+}
+
+/* ---- vacate ---- */
+
+/* A set of two parts that was published as "s/", and whose name has gone to another set. */
+struct slot {
+    uint64_t conn, whole, set, generation;
+};
+
+static struct slot
+displaced(struct harness *h)
+{
+    const struct msg_member two[] = TWO;
+    struct slot slot = {.conn = h_connect(h, 1000, 1000)};
+    uint64_t other_whole, other;
+
+    make(h, slot.conn, &slot.whole, &slot.set);
+    h_stage_parts(h, slot.conn, slot.set, slot.whole, two, 2, false);
+    slot.generation = h_publish(h, slot.conn, slot.set, "s/")->generation;
+    make(h, slot.conn, &other_whole, &other);
+    h_stage_parts(h, slot.conn, other, other_whole, two, 2, false);
+    cr_assert_eq(h_publish(h, slot.conn, other, "s/")->error, 0);
+    h_close(h, slot.conn, other);
+    h_close(h, slot.conn, other_whole);
+    return slot;
+}
+
+/* The end of a test. */
+static void
+unname(struct harness *h, const struct slot *slot)
+{
+    h_unlink(h, slot->conn, "s/", NULL);
+}
+
+static uint64_t
+open_old(struct harness *h, uint64_t conn, const struct slot *slot, const char *name)
+{
+    const struct h_reply *reply = h_open_generation(h, conn, name, NULL, slot->generation);
+
+    cr_assert_eq(reply->error, 0, "%s", reply->text);
+    return reply->lease;
+}
+
+static bool
+is_vacant(const struct harness *h, const struct slot *slot)
+{
+    const struct h_reply *reply = &h->replies[slot->conn];
+
+    cr_assert(!reply->seen || !reply->error, "%s", reply->text);
+    return reply->seen;
+}
+
+CORE_TEST(set_parts, are_vacant_at_once, h_sharing)
+{
+    struct slot slot = displaced(h);
+
+    h_vacate(h, slot.conn, slot.set, slot.whole, 0);
+    cr_assert(is_vacant(h, &slot));
+    cr_assert_eq(h_open_generation(h, slot.conn, "s/", NULL, slot.generation)->error,
+                 PROTO_ERR_STALE, "nobody gets what is being written");
+    cr_assert_eq(h_open_generation(h, slot.conn, "s/a", NULL, slot.generation)->error,
+                 PROTO_ERR_STALE);
+    cr_assert_eq(h_publish(h, slot.conn, slot.set, "s/")->error, 0);
+    cr_assert_gt(h->replies[slot.conn].generation, slot.generation + 1);
+    unname(h, &slot);
+}
+
+/* Each lease on the set or a member keeps it, until the last one has ended. */
+CORE_TEST(set_parts, are_vacant_when_readers_have_closed, h_sharing)
+{
+    struct slot slot = displaced(h);
+    uint64_t b = h_connect(h, 1000, 1000), c = h_connect(h, 1000, 1000);
+
+    uint64_t set = open_old(h, b, &slot, "s/"), a = open_old(h, b, &slot, "s/a");
+    uint64_t other = open_old(h, c, &slot, "s/b");
+    h_vacate(h, slot.conn, slot.set, slot.whole, 0);
+    cr_assert_not(is_vacant(h, &slot));
+    h_close(h, b, set);
+    h_close(h, b, a);
+    cr_assert_not(is_vacant(h, &slot));
+    h_hangup(h, c);
+    cr_assert_not(is_vacant(h, &slot), "its process lives, and its streams");
+    h_exit(h, c);
+    cr_assert(is_vacant(h, &slot));
+    (void)other;
+    unname(h, &slot);
+}
+
+CORE_TEST(set_parts, are_kept_by_leases_that_are_not_said_to_be_own, h_sharing)
+{
+    struct slot slot = displaced(h);
+    uint64_t b = h_connect(h, 1000, 1000);
+
+    h_vacate(h, slot.conn, slot.set, 0, 0);
+    cr_assert_not(is_vacant(h, &slot), "the whole is open");
+    h_cancel(h, slot.conn, h->next_id);
+    cr_assert_eq(h->replies[slot.conn].error, PROTO_ERR_CANCELLED);
+    uint64_t member = open_old(h, slot.conn, &slot, "s/a");
+    h_vacate(h, slot.conn, slot.set, slot.whole, 0);
+    cr_assert_not(is_vacant(h, &slot));
+    h_close(h, slot.conn, member);
+    cr_assert(is_vacant(h, &slot));
+    (void)b;
+    unname(h, &slot);
+}
+
+static const uint64_t secret[] = {1, 2};
+
+CORE_TEST(set_parts, are_kept_by_tickets, h_sharing)
+{
+    struct slot slot = displaced(h);
+    uint64_t b = h_connect(h, 1000, 1000), member = open_old(h, b, &slot, "s/a");
+
+    h_request(h, b, MSG_SEND,
+              &(struct msg_send_params){.lease = member, .ticket = {secret, 2}});
+    h_close(h, b, member);
+    h_vacate(h, slot.conn, slot.set, slot.whole, 0);
+    cr_assert_not(is_vacant(h, &slot));
+    h_request(h, b, MSG_TAKE,
+              &(struct msg_take_params){.ticket = {secret, 2}, .mode = MSG_STR("r")});
+    cr_assert_not(is_vacant(h, &slot));
+    h_close(h, b, h->replies[b].lease);
+    cr_assert(is_vacant(h, &slot));
+    unname(h, &slot);
+}
+
+/* By names of members, other sets, other parts of the same memory. */
+CORE_TEST(set_parts, are_kept_by_what_can_be_opened, h_sharing)
+{
+    const struct msg_str key = MSG_STR("x");
+    struct slot slot = displaced(h);
+    uint64_t a = slot.conn, member = open_old(h, a, &slot, "s/a");
+
+    cr_assert_eq(h_publish(h, a, member, "name")->error, 0);
+    uint64_t set = h_small(h, a, 0).lease;
+    h_request(h, a, MSG_STAGE, &(struct msg_stage_params){set, {&key, 1}, {&member, 1}});
+    h_close(h, a, member);
+    cr_assert_eq(h_part(h, a, slot.whole, 900, 50, "part")->error, 0);
+    uint64_t generation = h_publish(h, a, slot.whole, "whole")->generation;
+    h_vacate(h, a, slot.set, slot.whole, 0);
+    uint64_t b = h_connect(h, 1000, 1000);
+    h_unlink(h, b, "name", NULL);
+    cr_assert_not(is_vacant(h, &slot));
+    h_unlink(h, b, "part", NULL);
+    cr_assert_not(is_vacant(h, &slot));
+    h_unlink(h, b, "whole", NULL);
+    cr_assert_not(is_vacant(h, &slot));
+    h->replies[a].seen = false;
+    h_close(h, a, set);
+    cr_assert(is_vacant(h, &slot));
+    cr_assert_eq(h_open_generation(h, b, "whole", NULL, generation)->error, PROTO_ERR_STALE);
+    unname(h, &slot);
+}
+
+CORE_TEST(set_parts, are_kept_by_work_that_has_not_ended, h_sharing)
+{
+    struct slot slot = displaced(h);
+    uint64_t b = h_connect(h, 1000, 1000), page = h_page_new(h, b);
+    uint64_t member = open_old(h, b, &slot, "s/b");
+
+    h_end_at(h, b, h_begun(h, b, member, false), page, 0);
+    h_close(h, b, member);
+    h_vacate(h, slot.conn, slot.set, slot.whole, 0);
+    cr_assert_not(is_vacant(h, &slot));
+    h_tick(h, NSEC_PER_SEC);
+    cr_assert_not(is_vacant(h, &slot));
+    h_land(h, page, 0, 1);
+    h_tick(h, NSEC_PER_SEC);
+    cr_assert(is_vacant(h, &slot));
+    unname(h, &slot);
+}
+
+CORE_TEST(set_parts, are_waited_for_in_time, h_sharing)
+{
+    struct slot slot = displaced(h);
+    uint64_t b = h_connect(h, 1000, 1000), member = open_old(h, b, &slot, "s/b");
+    char pid[32];
+
+    h_vacate(h, slot.conn, slot.set, slot.whole, NSEC_PER_SEC);
+    h_tick(h, NSEC_PER_SEC - 1);
+    cr_assert_not(is_vacant(h, &slot));
+    cr_assert_eq(core_deadline_ns(h->core), h->now_ns + 1);
+    h_tick(h, 1);
+    const struct h_reply *reply = &h->replies[slot.conn];
+    cr_assert_eq(reply->error, PROTO_ERR_TIMEOUT);
+    snprintf(pid, sizeof(pid), "by pid %d", (int)h->pids[b]);
+    cr_assert(strstr(reply->text, pid), "%s", reply->text);
+    h_request(h, slot.conn, MSG_VACATE,
+              &(struct msg_vacate_params){.lease = slot.set,
+                                          .own = {&slot.whole, 1},
+                                          .nowait = true});
+    cr_assert_eq(reply->error, PROTO_ERR_TIMEOUT);
+    cr_assert(strstr(reply->text, pid), "%s", reply->text);
+    h_close(h, b, member);
+    h_request(h, slot.conn, MSG_VACATE,
+              &(struct msg_vacate_params){.lease = slot.set,
+                                          .own = {&slot.whole, 1},
+                                          .nowait = true});
+    cr_assert(is_vacant(h, &slot));
+    unname(h, &slot);
+}
+
+CORE_TEST(set_parts, are_not_vacated, h_sharing)
+{
+    struct slot slot = displaced(h);
+    uint64_t a = slot.conn, other = h_small(h, a, 100).lease;
+
+    cr_assert_eq(h_vacate(h, a, slot.set + 77, 0, 0)->error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_vacate(h, a, slot.whole, 0, 0)->error, PROTO_ERR_INVALID, "no set");
+    cr_assert_eq(h_vacate(h, a, slot.set, other, 0)->error, PROTO_ERR_INVALID, "elsewhere");
+    cr_assert_eq(h_vacate(h, a, slot.set, slot.set, 0)->error, PROTO_ERR_INVALID, "twice");
+    const uint64_t twice[] = {slot.whole, slot.whole};
+    cr_assert_eq(h_request(h, a, MSG_VACATE,
+                           &(struct msg_vacate_params){.lease = slot.set, .own = {twice, 2}})
+                     ->error,
+                 PROTO_ERR_INVALID);
+    uint64_t readonly = h_open_generation(h, a, "s/", NULL, slot.generation)->lease;
+    cr_assert_eq(h_vacate(h, a, readonly, 0, 0)->error, PROTO_ERR_INVALID, "open \"r\"");
+
+    /* one wait at a time; it ends where the set is published, or closed */
+    h_vacate(h, a, slot.set, slot.whole, 0);
+    cr_assert_not(is_vacant(h, &slot));
+    cr_assert_eq(h_vacate(h, a, slot.set, slot.whole, 0)->error, PROTO_ERR_INVALID);
+    h->replies[a] = (struct h_reply){0};
+    h->on_reply = NULL;
+    h_publish(h, a, slot.set, "s/");
+    cr_assert_eq(h->replies[a].error, PROTO_ERR_INVALID, "%s", h->replies[a].text);
+    cr_assert_eq(h_vacate(h, a, slot.set, slot.whole, 0)->error, PROTO_ERR_INVALID, "current");
+    unname(h, &slot);
+    h_vacate(h, a, slot.set, slot.whole, 0);
+    cr_assert_not(is_vacant(h, &slot), "it is open once more");
+    h_close(h, a, slot.set);
+    cr_assert_eq(h->replies[a].error, PROTO_ERR_INVALID, "%s", h->replies[a].text);
+    h_close(h, a, readonly);
+}
+
+CORE_TEST(set_parts, are_waited_for_until_the_hang_up, h_sharing)
+{
+    struct slot slot = displaced(h);
+    uint64_t b = h_connect(h, 1000, 1000), set = open_old(h, b, &slot, "s/");
+
+    h_vacate(h, slot.conn, slot.set, slot.whole, NSEC_PER_SEC);
+    cr_assert_gt(charged(h).watches, 0);
+    h_disconnect(h, slot.conn);
+    cr_assert_eq(charged(h).watches, 0);
+    cr_assert_eq(core_deadline_ns(h->core), UINT64_MAX);
+    h_close(h, b, set);
+    h_unlink(h, b, "s/", NULL);
 }
