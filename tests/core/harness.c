@@ -317,6 +317,20 @@ h_connect(struct harness *h, uid_t uid, gid_t gid)
     return conn;
 }
 
+struct h_reply *
+h_hello(struct harness *h, uint64_t conn, uint64_t token)
+{
+    const struct msg_str features[] = {MSG_STR("resume"), MSG_STR("told")};
+    const uint64_t words[] = {token, ~token};
+    const struct msg_hello_params hello = {.version_min = 1,
+                                           .version_max = 1,
+                                           .features = {features, 2},
+                                           .client = MSG_STR("it"),
+                                           .token = {words, token ? 2 : 0}};
+
+    return h_request(h, conn, MSG_HELLO, &hello);
+}
+
 bool
 h_hangup(struct harness *h, uint64_t conn)
 {

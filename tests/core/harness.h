@@ -281,6 +281,8 @@ int h_reconfigure(struct harness *h, const struct core_config *config);
 uint64_t h_connect_raw(struct harness *h, uid_t uid, gid_t gid); /* 0: refused */
 uint64_t h_connect_as(struct harness *h, uid_t uid, gid_t gid, pid_t pid);
 uint64_t h_connect(struct harness *h, uid_t uid, gid_t gid); /* and says hello */
+/* Says it as one that comes back, and is told why it is ended; token 0: it comes anew. */
+struct h_reply *h_hello(struct harness *h, uint64_t conn, uint64_t token);
 bool h_hangup(struct harness *h, uint64_t conn);
 void h_exit(struct harness *h, uint64_t conn);
 void h_disconnect(struct harness *h, uint64_t conn); /* both */

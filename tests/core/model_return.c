@@ -411,14 +411,8 @@ begin_again(struct model *m, int s)
 static bool
 hello(struct model *m, uint64_t conn, uint64_t token)
 {
-    struct msg_str feature = MSG_STR("resume");
-    const uint64_t words[] = {token, ~token};
-    const struct msg_hello_params p = {.version_min = 1,
-                                       .version_max = 1,
-                                       .features = {&feature, 1},
-                                       .token = {words, 2}};
     m->talks = conn;
-    const struct h_reply *reply = h_request(&m->h, conn, MSG_HELLO, &p);
+    const struct h_reply *reply = h_hello(&m->h, conn, token);
 
     cr_assert(reply->seen && !reply->error);
     return reply->resumed;

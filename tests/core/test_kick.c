@@ -17,27 +17,13 @@ with_nobody(struct core_config *config)
     config->overflow_uid = NOBODY;
 }
 
-static const struct h_reply *
-hello(struct harness *h, uint64_t conn, uint64_t token)
-{
-    const struct msg_str features[] = {MSG_STR("resume"), MSG_STR("told")};
-    const uint64_t words[] = {token, ~token};
-    const struct msg_hello_params p = {.version_min = 1,
-                                       .version_max = 1,
-                                       .features = {features, 2},
-                                       .client = MSG_STR("it"),
-                                       .token = {words, token ? 2 : 0}};
-
-    return h_request(h, conn, MSG_HELLO, &p);
-}
-
 /* One that comes back after a restart, and is told why it is ended. */
 static uint64_t
 come(struct harness *h, uid_t uid)
 {
     uint64_t conn = h_connect_raw(h, uid, uid);
 
-    cr_assert_eq(hello(h, conn, 0)->error, 0);
+    cr_assert_eq(h_hello(h, conn, 0)->error, 0);
     return conn;
 }
 
@@ -131,9 +117,9 @@ CORE_TEST(kick, token_is_void_after_a_restart, NULL)
     cr_assert_eq(kick(h, root, a), 0);
     saved_restart(h);
     uint64_t again = h_connect_as(h, 1000, 1000, h->pids[a]);
-    cr_assert_not(hello(h, again, a)->resumed);
+    cr_assert_not(h_hello(h, again, a)->resumed);
     again = h_connect_as(h, 1000, 1000, h->pids[b]);
-    cr_assert(hello(h, again, b)->resumed);
+    cr_assert(h_hello(h, again, b)->resumed);
 }
 
 /* One that has not come back yet, and one that is about to tell what it has. */
@@ -151,19 +137,19 @@ CORE_TEST(kick, former, NULL)
     cr_assert(list->connections[0].former && list->connections[1].former);
     cr_assert_eq(kick(h, root, a), 0);
     uint64_t again = h_connect_as(h, 1000, 1000, h->pids[a]);
-    cr_assert_eq(hello(h, again, a)->error, PROTO_ERR_KICKED);
+    cr_assert_eq(h_hello(h, again, a)->error, PROTO_ERR_KICKED);
     cr_assert_str_eq(h->replies[again].text, "uid 0 has ended this connection (kick)");
     again = h_connect_as(h, 1000, 1000, h->pids[a]);
-    cr_assert(hello(h, again, 0)->error == 0, "it may come anew");
+    cr_assert(h_hello(h, again, 0)->error == 0, "it may come anew");
     cr_assert_eq(kick(h, root, a), PROTO_ERR_NOT_FOUND);
 
     again = h_connect_as(h, 1000, 1000, h->pids[b]);
-    cr_assert(hello(h, again, b)->resumed);
+    cr_assert(h_hello(h, again, b)->resumed);
     cr_assert_eq(kick(h, root, again), 0);
     cr_assert_eq(h->replies[again].error, PROTO_ERR_KICKED);
     h_hangup(h, again);
     uint64_t third = h_connect_as(h, 1000, 1000, h->pids[b]);
-    cr_assert_not(hello(h, third, again)->resumed);
+    cr_assert_not(h_hello(h, third, again)->resumed);
     cr_assert_eq(h_counts(h).departed, 2);
     h_exit(h, a);
     h_exit(h, b);

@@ -12,27 +12,13 @@
 #include "state.h"
 #include "units.h"
 
-/* Whether it is known; token 0: it says none. */
-static const struct h_reply *
-hello(struct harness *h, uint64_t conn, uint64_t token)
-{
-    const struct msg_str feature = MSG_STR("resume");
-    const uint64_t words[] = {token, ~token};
-    const struct msg_hello_params p = {.version_min = 1,
-                                       .version_max = 1,
-                                       .features = {&feature, 1},
-                                       .token = {words, token ? 2 : 0}};
-
-    return h_request(h, conn, MSG_HELLO, &p);
-}
-
 /* One that comes back. */
 static uint64_t
 come(struct harness *h, uid_t uid)
 {
     uint64_t conn = h_connect_raw(h, uid, uid);
 
-    cr_assert_eq(hello(h, conn, 0)->error, 0);
+    cr_assert_eq(h_hello(h, conn, 0)->error, 0);
     h_create_now(h, conn, NULL, NULL, 100);
     return conn;
 }
@@ -59,11 +45,11 @@ CORE_TEST(return, in_its_own_place_at_the_limit, two_connections)
     cr_assert_not(h_connect_raw(h, 1000, 1000), "another process is in the place of one");
     uint64_t others[] = {connect_as(h, a), connect_as(h, a)};
     cr_assert_not(connect_as(h, a), "more come than are awaited");
-    cr_assert_eq(hello(h, others[0], 0)->error, PROTO_ERR_LIMIT);
+    cr_assert_eq(h_hello(h, others[0], 0)->error, PROTO_ERR_LIMIT);
     cr_assert(h->closed[others[0]]);
     h_hangup(h, others[0]);
-    cr_assert(hello(h, others[1], a)->resumed);
-    cr_assert(hello(h, connect_as(h, b), b)->resumed);
+    cr_assert(h_hello(h, others[1], a)->resumed);
+    cr_assert(h_hello(h, connect_as(h, b), b)->resumed);
     cr_assert_not(connect_as(h, a), "nobody is awaited any more");
     cr_assert_eq(h_counts(h).connections, 2);
 }
@@ -78,7 +64,7 @@ CORE_TEST(return, and_tell_what_cannot_be, NULL)
     cr_assert_eq(h_request(h, a, MSG_RESUME, &params)->error, PROTO_ERR_INVALID);
     saved_restart(h);
     uint64_t b = connect_as(h, a);
-    cr_assert(hello(h, b, a)->resumed);
+    cr_assert(h_hello(h, b, a)->resumed);
     params.ended = (struct msg_u64s){ended, 4};
     cr_assert_eq(h_request(h, b, MSG_RESUME, &params)->error, PROTO_ERR_INVALID);
     cr_assert_eq(h_create(h, b, NULL, NULL, 100)->error, PROTO_ERR_INVALID);
@@ -97,13 +83,13 @@ CORE_TEST(return, to_say_goodbye, NULL)
 
     saved_restart(h);
     b = connect_as(h, a);
-    cr_assert(hello(h, b, a)->resumed);
+    cr_assert(h_hello(h, b, a)->resumed);
     cr_assert_eq(h_request(h, b, MSG_RESUME,
                            &(struct msg_resume_params){.done = true, .leaves = true})
                      ->error,
                  0);
     saved_restart(h);
-    cr_assert_not(hello(h, connect_as(h, b), b)->resumed);
+    cr_assert_not(h_hello(h, connect_as(h, b), b)->resumed);
 }
 
 /* The daemon dies of a request of that client, which comes back with its first lease. */
@@ -113,7 +99,7 @@ die_of(struct harness *h, uint64_t conn, enum msg_method method, uint32_t id)
     journal_take(h->journal, conn, UINT64_C(1) << 63 | (uint64_t)method << 32 | id);
     saved_restart(h);
     uint64_t next = connect_as(h, conn);
-    cr_assert(hello(h, next, conn)->resumed);
+    cr_assert(h_hello(h, next, conn)->resumed);
     h_request(h, next, MSG_RESUME,
               &(struct msg_resume_params){.done = true,
                                           .write = {(const uint64_t[]){1, 1}, 2}});
@@ -154,15 +140,15 @@ CORE_TEST(return, in_pieces, NULL)
     cr_assert_not(core_is_whole(h->core));
     h_create_now(h, c, NULL, "x", 100);
     cr_assert_not(core_is_whole(h->core), "a third one waits for them");
-    cr_assert(hello(h, h_connect_as(h, 1001, 1001, h->pids[b]), b)->resumed,
+    cr_assert(h_hello(h, h_connect_as(h, 1001, 1001, h->pids[b]), b)->resumed,
               "its own is there");
     cr_assert_not(core_is_whole(h->core), "and for no other's");
     h->now_ns += 4 * NSEC_PER_SEC;
-    const struct h_reply *reply = hello(h, connect_as(h, a), a);
+    const struct h_reply *reply = h_hello(h, connect_as(h, a), a);
     cr_assert_eq(reply->error, PROTO_ERR_NOT_READY);
     cr_assert(reply->left > 0 && reply->left <= 1000000);
     saved_finish(h);
-    cr_assert(hello(h, connect_as(h, a), a)->resumed);
+    cr_assert(h_hello(h, connect_as(h, a), a)->resumed);
 }
 
 CORE_TEST(return, at_once, NULL)
@@ -173,7 +159,7 @@ CORE_TEST(return, at_once, NULL)
     h->by_hand = true;
     saved_restart(h);
     for (size_t i = 0; i < ARRAY_SIZE(conns); i++)
-        cr_assert(hello(h, connect_as(h, conns[i]), conns[i])->resumed);
+        cr_assert(h_hello(h, connect_as(h, conns[i]), conns[i])->resumed);
     h->by_hand = false;
 }
 
@@ -209,7 +195,7 @@ CORE_TEST(return, over_the_limit_with_what_was_there, h_sharing)
     config.limits.host_bytes = 1;
     cr_assert_eq(h_reconfigure(h, &config), 0);
     uint64_t b = connect_as(h, a);
-    cr_assert(hello(h, b, a)->resumed);
+    cr_assert(h_hello(h, b, a)->resumed);
     const struct h_reply *reply = h_request(h, b, MSG_RESUME, &p);
     cr_assert_eq(reply->error, 0, "%s", reply->text);
     cr_assert_eq(reply->n_parts, 0, "nothing is lost");
@@ -274,7 +260,7 @@ back(struct harness *h, uint64_t was, uid_t uid)
 {
     uint64_t conn = h_connect_as(h, uid, uid, h->pids[was]);
 
-    cr_assert(hello(h, conn, was)->resumed);
+    cr_assert(h_hello(h, conn, was)->resumed);
     return conn;
 }
 
@@ -298,7 +284,7 @@ CORE_TEST(return, and_never_say_that_this_is_all, NULL)
     h_tick(h, 4 * NSEC_PER_SEC);
     cr_assert(h->closed[d], "it may tell for ever");
     h_hangup(h, d);
-    cr_assert_not(hello(h, h_connect_as(h, 1001, 1001, h->pids[b]), d)->resumed);
+    cr_assert_not(h_hello(h, h_connect_as(h, 1001, 1001, h->pids[b]), d)->resumed);
     cr_assert_eq(h_counts(h).arrays, 0);
 }
 
@@ -659,7 +645,7 @@ CORE_TEST(return, with_a_lease_on_what_is_not_back, NULL)
     core_set_pieces(h->core, 1);
     saved_begin_restart(h);
     uint64_t c = h_connect_as(h, 1001, 1001, h->pids[b]);
-    cr_assert(hello(h, c, b)->resumed);
+    cr_assert(h_hello(h, c, b)->resumed);
     cr_assert_not(core_is_whole(h->core));
     const struct h_reply *reply = h_request(h, c, MSG_RESUME, &p);
     cr_assert_eq(reply->error, 0, "%s", reply->text);
@@ -717,7 +703,7 @@ CORE_TEST(return, first_to_who_has_less, h_sharing)
     core_set_pieces(h->core, 1);
     saved_begin_restart(h);
     cr_assert(units_lack_user(h->core->units, 1000));
-    cr_assert(hello(h, h_connect_as(h, 1001, 1001, h->pids[b]), b)->resumed);
+    cr_assert(h_hello(h, h_connect_as(h, 1001, 1001, h->pids[b]), b)->resumed);
     cr_assert(pool_named(h, "uid:1000")->unit);
 }
 
@@ -733,7 +719,7 @@ two_writers(struct harness *h, struct writers *w)
 {
     for (uint64_t i = 0; i < 2; i++) {
         w->conn[i] = h_connect_raw(h, 1000, 1000);
-        cr_assert_eq(hello(h, w->conn[i], 0)->error, 0);
+        cr_assert_eq(h_hello(h, w->conn[i], 0)->error, 0);
         const struct h_reply *reply = i ? h_open(h, w->conn[i], "x", NULL, "rw")
                                         : h_create_now(h, w->conn[i], "x", NULL, 100);
         w->pair[i][0] = reply->lease;
