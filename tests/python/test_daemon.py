@@ -36,7 +36,7 @@ def test_it_starts_and_stops():
         assert d.address in d.log()
     assert d.stop() == 0
     assert not is_alive(d.pid) and not directory.exists()
-    assert d.stop() is None and d.log() == ""
+    assert d.stop() is None and d.log() == "" and repr(d).endswith(" stopped>")
 
 
 def test_arrays_end_with_it():

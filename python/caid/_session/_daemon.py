@@ -222,7 +222,8 @@ class LocalDaemon:
             _warn(f"unstopped {self!r}", ResourceWarning, source=self)
 
     def __repr__(self):
-        return f"<caid.LocalDaemon {self.address!r} pid={self.pid}>"
+        state = f"pid={self.pid}" if self._finalizer.alive else "stopped"
+        return f"<caid.LocalDaemon {self.address!r} {state}>"
 
 
 @contextlib.contextmanager
