@@ -141,6 +141,16 @@ def test_a_ticket_lasts_as_long_as_the_memory_here(manager, client, child):
     caid.default_client().close()  # by which it was looked for
 
 
+def test_a_ticket_of_another_daemon(manager, monkeypatch):
+    a = cuda.to_device(array_of(6))
+    made = a.get_ipc_handle()._ipc_handle
+    with caid.LocalDaemon(driver="soft") as d:
+        monkeypatch.setenv("CAID_SOCKET", d.address)
+        with pytest.raises(caid.NotFoundError, match=r"another daemon's: \$CAID_SOCKET has to name"):
+            pickle.loads(pickle.dumps(made)).open(cuda.current_context())
+        caid.default_client().close()
+
+
 def handle_text(handle):
     return pickle.dumps(handle).hex()
 

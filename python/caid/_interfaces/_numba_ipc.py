@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 
-from .._base._errors import Error, invalid
+from .._base._errors import Error, NotFoundError, invalid
 from .._memory import _array
 from .._session import _default
 
@@ -45,9 +45,16 @@ def is_ticket(handle: bytes) -> bool:
 def _open(handle, ordinal):
     """The allocation as an array of bytes. The errors are those of :meth:`caid.Reference.open`."""
     handle = handle[len(_MARK) :]
-    client = _default.client_at(handle[:_ID_SIZE].hex())
+    daemon_id = handle[:_ID_SIZE].hex()
+    client = _default.client_at(daemon_id)
     uuid = client._uuid_of(client._find_device(ordinal))
-    lease = client._take(handle[_ID_SIZE:][:_TICKET_SIZE], "rw", uuid, True)
+    try:
+        lease = client._take(handle[_ID_SIZE:][:_TICKET_SIZE], "rw", uuid, True)
+    except NotFoundError as e:
+        if client.daemon_id == daemon_id:
+            raise
+        advice = "the handle is another daemon's: $CAID_SOCKET has to name the one that its sender uses"
+        raise NotFoundError(e.errno, f"{e}: {advice}") from None
     return _array.of_leases([lease], root=False)[0]
 
 
