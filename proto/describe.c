@@ -264,7 +264,7 @@ print_python(const struct record *record)
     print_text(record->text, "None");
     printf("\"\"\"\n\n");
     for (const struct field *f = shown(record->fields); f->name; f = shown(f + 1)) {
-        char type[WIDTH / 2], code[WIDTH];
+        char type[WIDTH], code[2 * WIDTH];
         bool optional = f->type && !f->required &&
                         (strstr("TEXT DIMS", f->unit) || strncmp(f->unit, "CHARS", 5) == 0);
         put_name(type, sizeof(type), unit_of(f)->python, f->of ? class_name(f->of) : NULL);
