@@ -89,23 +89,28 @@ is_in_doubt(struct core *core, const struct whole *whole, const struct array *se
     return pool_may_resume(core, set->pool) || (block && block->n_before);
 }
 
-/* Looks at no more than `budget` uses of parts. */
+/* Looks at up to `budget` uses of parts, and goes on with the others next time. */
 static bool
-has_fences(struct whole *whole, uint32_t *budget)
+has_fences(struct vacate *vacate, uint32_t *budget)
 {
+    struct whole *whole = vacate->whole;
     struct use *use = whole->array->use;
 
     if (use && use_is_pending(use))
         return true;
-    for (uint32_t n = whole->n_uses; n > 0; n--) {
+    while (vacate->n_seen < whole->n_uses) {
+        uint32_t n = whole->n_uses;
         if (*budget == 0)
             return true;
         --*budget;
         use = TAILQ_FIRST(&whole->uses);
         TAILQ_REMOVE(&whole->uses, use, of_whole); /* those that stay come last */
         TAILQ_INSERT_TAIL(&whole->uses, use, of_whole);
-        if (use_is_pending(use))
+        if (use_is_pending(use)) {
+            vacate->n_seen = 0;
             return true;
+        }
+        vacate->n_seen += whole->n_uses == n;
     }
     return false;
 }
@@ -122,9 +127,11 @@ decide(struct core *core, struct vacate *vacate, const struct array *set, uint32
     struct whole *whole = vacate->whole;
 
     if (leases_on(set) + leases_on(whole->array) + whole->n_leases > own_leases(vacate) ||
-        is_public(whole, set))
+        is_public(whole, set)) {
+        vacate->n_seen = 0;
         return HELD;
-    return is_in_doubt(core, whole, set) || has_fences(whole, budget) ? UNSETTLED : VACANT;
+    }
+    return is_in_doubt(core, whole, set) || has_fences(vacate, budget) ? UNSETTLED : VACANT;
 }
 
 /* ---- why it is not ---- */

@@ -37,6 +37,7 @@ struct vacate {
     uint32_t request;
     uint64_t end_ns; /* UINT64_MAX: it waits for ever */
     uint64_t lease;  /* on the set */
+    uint32_t n_seen; /* uses of parts, in this round, without fences */
     uint32_t n_own;
     uint64_t own[]; /* other leases of conn that do not count, sorted */
 };

@@ -939,3 +939,55 @@ CORE_TEST(return, to_ranges_of_their_own, many_brackets)
     h_end(h, w.conn[1], 77);
     cr_assert(h_is_open(h, d), "%s", h->replies[d].text);
 }
+
+/* Who may come back may have it; who has come back says so. */
+CORE_TEST(return, before_what_was_published_is_written_again, h_sharing)
+{
+    static const int64_t bytes[] = {100};
+    const struct msg_member one = {.key = MSG_STR("a"),
+                                   .typestr = MSG_STR("|u1"),
+                                   .shape = {bytes, 1}};
+    uint64_t a = come(h, 1000), b = come(h, 1000), sets[2], wholes[2], write[8];
+
+    h_close(h, a, h->replies[a].lease);
+    h_close(h, b, h->replies[b].lease);
+    for (int i = 0; i < 2; i++) {
+        struct h_reply whole = h_made(h, a, 1000, exclusive), set = h_small(h, a, 0);
+        wholes[i] = whole.lease;
+        sets[i] = set.lease;
+        write[4 * i] = set.lease;
+        write[4 * i + 1] = set.arrays[0].number;
+        write[4 * i + 2] = whole.lease;
+        write[4 * i + 3] = whole.arrays[0].number;
+        cr_assert_eq(h_stage_parts(h, a, sets[i], wholes[i], &one, 1, false)->error, 0);
+        h_publish(h, a, sets[i], "s/");
+        if (i == 0)
+            cr_assert_eq(h_open(h, b, "s/a", NULL, "r")->error, 0);
+    }
+    const uint64_t read[] = {h->replies[b].lease, h->replies[b].arrays[0].number};
+    uint64_t generation = h_publish(h, a, sets[0], "s/")->generation;
+    h_publish(h, a, sets[1], "s/");
+    saved_restart(h);
+    a = back(h, a, 1000);
+    resume(h, a, (struct msg_resume_params){.write = {write, 8}, .done = true});
+    h_vacate(h, a, sets[0], wholes[0], 0);
+    h_tick(h, NSEC_PER_SEC);
+    cr_assert_not(h->replies[a].seen, "b may come back");
+    b = back(h, b, 1000);
+    resume(h, b, (struct msg_resume_params){.read = {read, 2}, .done = true});
+    h_tick(h, NSEC_PER_SEC);
+    cr_assert_not(h->replies[a].seen, "b has come back");
+    h_close(h, b, read[0]);
+    h_tick(h, NSEC_PER_SEC);
+    cr_assert(h->replies[a].seen);
+    cr_assert_eq(h->replies[a].error, 0, "%s", h->replies[a].text);
+
+    /* and what is being written is not found after one more */
+    saved_restart(h);
+    cr_assert_eq(h_open_generation(h, h_connect(h, 1000, 1000), "s/", NULL, generation)->error,
+                 PROTO_ERR_STALE);
+    a = back(h, a, 1000);
+    resume(h, a, (struct msg_resume_params){.write = {write, 8}, .done = true});
+    cr_assert_eq(h_open_generation(h, a, "s/", NULL, generation)->error, PROTO_ERR_STALE);
+    h_unlink(h, a, "s/", NULL);
+}

@@ -488,14 +488,14 @@ CORE_TEST(set_parts, are_kept_by_what_can_be_opened, h_sharing)
     uint64_t generation = h_publish(h, a, slot.whole, "whole")->generation;
     h_vacate(h, a, slot.set, slot.whole, 0);
     uint64_t b = h_connect(h, 1000, 1000);
-    h_unlink(h, b, "name", NULL);
-    cr_assert_not(is_vacant(h, &slot));
-    h_unlink(h, b, "part", NULL);
-    cr_assert_not(is_vacant(h, &slot));
     h_unlink(h, b, "whole", NULL);
     cr_assert_not(is_vacant(h, &slot));
     h->replies[a].seen = false;
     h_close(h, a, set);
+    cr_assert_not(is_vacant(h, &slot));
+    h_unlink(h, b, "name", NULL);
+    cr_assert_not(is_vacant(h, &slot));
+    h_unlink(h, b, "part", NULL);
     cr_assert(is_vacant(h, &slot));
     cr_assert_eq(h_open_generation(h, b, "whole", NULL, generation)->error, PROTO_ERR_STALE);
     unname(h, &slot);
