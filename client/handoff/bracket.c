@@ -727,6 +727,8 @@ enter(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_error *err
     int r = wait_for_fences(bracket, deadline_ns, &why);
     if (r == 0)
         drop_passed(bracket);
+    block_addresses_hold(client); /* the program goes on when an exchange has ended */
+    block_addresses_release(client);
     pthread_mutex_lock(&client->lock);
     if (r < 0) {
         bracket->failed = why;
@@ -1022,9 +1024,22 @@ bracket_close(struct caid_client *client)
     }
 }
 
+static bool
+uses(const struct caid_client *client, uint64_t lease)
+{
+    const struct caid_bracket *bracket;
+
+    LIST_FOREACH(bracket, &client->brackets->all, of_table)
+        for (uint32_t i = 0; i < bracket->params.read.n + bracket->params.write.n; i++)
+            if (bracket->leases[i] == lease)
+                return true;
+    return false;
+}
+
 const struct feature bracket_feature = {
     .has_unsent = has_unsent,
     .flush = flush,
+    .uses = uses,
     .take_inventory = brackets_inventory,
     .lost = lost,
 };

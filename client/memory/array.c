@@ -176,6 +176,15 @@ array_map(struct caid_array *array, const char *device_uuid, struct caid_error *
     return 0;
 }
 
+/* Also in what the program was given before. */
+void
+array_move(struct caid_array *array, CUdeviceptr block)
+{
+    array->info.ptr = block + array->info.offset;
+    for (struct array_text *text = array->texts; text; text = text->next)
+        text->info.ptr = array->info.ptr;
+}
+
 int
 array_request_run(struct caid_client *client, struct array_request *request,
                   struct caid_error *error)

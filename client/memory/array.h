@@ -73,6 +73,9 @@ struct caid_array *array_new(struct caid_client *client, const struct array_spec
 /* Frees an array without a lease. Not under the client's lock, unless a call runs. */
 void array_free(struct caid_array *array);
 
+/* Its block is at another address. Under the client's lock. */
+void array_move(struct caid_array *array, CUdeviceptr block);
+
 /* Closes an array that no GPU work can use: nothing is waited for. */
 void array_close_now(struct caid_array *array);
 /* Ends the lease of a closed array, and frees it. Under the client's lock; a call runs. */

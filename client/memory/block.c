@@ -54,6 +54,11 @@ block_table_init(struct block_table *table)
     RB_INIT(&table->tree);
     TAILQ_INIT(&table->idle);
     TAILQ_INIT(&table->unmapped);
+    pthread_rwlockattr_t attr; /* copies in a loop do not keep an exchange waiting */
+    pthread_rwlockattr_init(&attr);
+    pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&table->addresses, &attr);
+    pthread_rwlockattr_destroy(&attr);
 }
 
 struct block *
@@ -283,6 +288,136 @@ block_park(struct caid_client *client, struct block *block, struct caid_error *e
     pthread_mutex_unlock(&block->lock);
     return r < 0 ? fail_driver(error, r, &cause, "cannot unmap block %" PRIu64, block->id) : 0;
 }
+
+/* ---- exchanging addresses ---- */
+
+void
+block_addresses_hold(struct caid_client *client)
+{
+    pthread_rwlock_rdlock(&client->blocks->addresses);
+}
+
+void
+block_addresses_release(struct caid_client *client)
+{
+    pthread_rwlock_unlock(&client->blocks->addresses);
+}
+
+void
+block_exchange_begin(struct caid_client *client, struct block *a, struct block *b)
+{
+    pthread_rwlock_wrlock(&client->blocks->addresses);
+    pthread_mutex_lock(a->id < b->id ? &a->lock : &b->lock);
+    pthread_mutex_lock(a->id < b->id ? &b->lock : &a->lock);
+}
+
+void
+block_exchange_end(struct caid_client *client, struct block *a, struct block *b)
+{
+    pthread_mutex_unlock(&a->lock);
+    pthread_mutex_unlock(&b->lock);
+    pthread_rwlock_unlock(&client->blocks->addresses);
+}
+
+int
+block_exchange_check(const struct block *a, const struct block *b, const bool modes[2],
+                     uint64_t *ret_places, struct caid_error *error)
+{
+    *ret_places = 0;
+    for (size_t i = 0; i < ARRAY_SIZE(a->maps); i++) {
+        const struct block_map *x = &a->maps[i], *y = &b->maps[i];
+        if (!modes[i])
+            continue;
+        if (x->parked || y->parked)
+            return fail(error, CAID_ERR_INVALID, "block %" PRIu64 " is unmapped",
+                        x->parked ? a->id : b->id);
+        if (!x->vmm.ptr || !y->vmm.ptr || x->places != y->places)
+            return fail(error, CAID_ERR_INVALID,
+                        "blocks %" PRIu64 " and %" PRIu64
+                        " are not open in the same modes, for the same devices",
+                        a->id, b->id);
+        *ret_places |= x->places;
+    }
+    return 0;
+}
+
+/* They are parked, of the same size and in the same mode. */
+static void
+swap_ranges(struct block_map *x, struct block_map *y)
+{
+    const struct vmm_map vmm = x->vmm;
+    struct caid_reservation *in = x->in;
+
+    x->vmm = y->vmm;
+    x->in = y->in;
+    y->vmm = vmm;
+    y->in = in;
+}
+
+static int
+park_map(struct caid_client *client, const struct block *block, struct block_map *map,
+         struct caid_error *error)
+{
+    struct drv_error cause = {0};
+
+    int r = map->vmm.parked ? 0 : vmm_map_park(client->gpu.drv, &map->vmm, &cause);
+    if (r < 0)
+        return fail_driver(error, r, &cause, "cannot unmap block %" PRIu64, block->id);
+    map->parked = true;
+    return 0;
+}
+
+/* Unmaps both, and maps each where the other one was; first b, the new one. */
+static int
+exchange_maps(struct caid_client *client, struct block *a, struct block_map *x, struct block *b,
+              struct block_map *y, bool *ret_swapped, struct caid_error *error)
+{
+    int r = park_map(client, a, x, error);
+    if (r == 0)
+        r = park_map(client, b, y, error);
+    if (r < 0)
+        return r;
+    swap_ranges(x, y);
+    *ret_swapped = true;
+    r = map_again(client, b, y, error);
+    return r < 0 ? r : map_again(client, a, x, error);
+}
+
+/* First a, the old one. What cannot be unmapped where it is now is not to be used any more. */
+static void
+undo_maps(struct caid_client *client, struct block *a, struct block_map *x, struct block *b,
+          struct block_map *y, bool swapped)
+{
+    if (swapped && (park_map(client, a, x, NULL) < 0 || park_map(client, b, y, NULL) < 0)) {
+        x->parked = y->parked = true;
+        return;
+    }
+    if (swapped)
+        swap_ranges(x, y);
+    if (x->vmm.parked)
+        map_again(client, a, x, NULL);
+    if (y->vmm.parked)
+        map_again(client, b, y, NULL);
+}
+
+int
+block_exchange(struct caid_client *client, struct block *a, struct block *b,
+               const bool modes[2], struct caid_error *error)
+{
+    bool swapped[ARRAY_SIZE(a->maps)] = {0};
+    int r = 0;
+    size_t n;
+
+    for (n = 0; r == 0 && n < ARRAY_SIZE(a->maps); n++)
+        if (modes[n])
+            r = exchange_maps(client, a, &a->maps[n], b, &b->maps[n], &swapped[n], error);
+    while (r < 0 && n-- > 0)
+        if (modes[n])
+            undo_maps(client, a, &a->maps[n], b, &b->maps[n], swapped[n]);
+    return r;
+}
+
+/* ---- other kinds ---- */
 
 static int
 open_legacy(struct caid_client *client, struct block *block, uint32_t place,
@@ -587,6 +722,7 @@ blocks_deinit(struct caid_client *client)
 {
     if (client->keeps)
         blocks_abandon(client);
+    pthread_rwlock_destroy(&client->blocks->addresses);
 }
 
 static void

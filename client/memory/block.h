@@ -20,6 +20,10 @@
  * made the block idle; then no block stays idle. The daemon may have freed a device block
  * meanwhile, whose id never comes again.
  *
+ * Two blocks of one size may exchange their addresses (caid_exchange()). table->addresses keeps
+ * them where they are for as long as the library enqueues work there. It is taken before
+ * block->lock and the client's lock.
+ *
  * The fields so marked are under the client's lock. Driver calls (up to milliseconds) are made
  * under block->lock: only threads that need the same block wait for them. A lease that comes while
  * the block is being unmapped maps it anew afterwards: fd or handle stay until the block is freed.
@@ -82,7 +86,9 @@ struct block {
         struct vmm_map vmm;
         uint64_t places; /* the devices that vmm is mapped for, a bit each (gpu.h) */
         struct caid_reservation *in; /* the reservation that vmm lies in; NULL: none */
-        atomic_bool parked;          /* whether vmm is parked, for readers without the lock */
+        /* Whether vmm is parked, for readers without the lock; or an exchange has failed so that
+         * nobody is to use it. */
+        atomic_bool parked;
         struct pinned_map pinned;
     } maps[2]; /* read-only, read-write */
 
@@ -104,6 +110,7 @@ struct block_table { /* under the client's lock */
     bool tidying;            /* a thread is in block_tidy() */
     size_t n_freeing;        /* forgotten, and about to be freed */
     struct caid_reservation *reservation; /* in which blocks are mapped; NULL: anywhere */
+    pthread_rwlock_t addresses;           /* has a place of its own in the order, see above */
 };
 
 extern const struct feature block_feature;
@@ -152,3 +159,18 @@ int block_map(struct caid_client *client, struct block *block, enum vmm_mode mod
 /* Unmaps a block of device memory, and keeps its addresses for the next block_map(). Not under the
  * client's lock. */
 int block_park(struct caid_client *client, struct block *block, struct caid_error *error);
+
+/* Between these two no block exchanges its addresses. Under no other lock of these. */
+void block_addresses_hold(struct caid_client *client);
+void block_addresses_release(struct caid_client *client);
+
+/* From the first of these to the second nobody enqueues work, and nobody else maps the two. */
+void block_exchange_begin(struct caid_client *client, struct block *a, struct block *b);
+void block_exchange_end(struct caid_client *client, struct block *a, struct block *b);
+/* The devices that they are mapped for in these modes (VMM_READ, VMM_READ_WRITE), a bit each.
+ * CAID_ERR_INVALID: they are not mapped alike, or unmapped. */
+int block_exchange_check(const struct block *a, const struct block *b, const bool modes[2],
+                         uint64_t *ret_places, struct caid_error *error);
+/* Exchanges the addresses of these modes. On failure both are where they were, or parked. */
+int block_exchange(struct caid_client *client, struct block *a, struct block *b,
+                   const bool modes[2], struct caid_error *error);

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "array.h"
+#include "block.h"
 #include "geometry.h"
 #include "session/client.h"
 #include "session/stream.h"
@@ -472,7 +473,12 @@ caid_copy(struct caid_client *client, const struct caid_copy *copy, struct caid_
     int r = client_check_given(client, copy, "copy", error);
     if (r == 0)
         r = options_read(&given, sizeof(given), copy, error);
-    return r < 0 ? r : copy_run(client, &given, given.itemsize, NULL, error);
+    if (r < 0)
+        return r;
+    block_addresses_hold(client);
+    r = copy_run(client, &given, given.itemsize, NULL, error);
+    block_addresses_release(client);
+    return r;
 }
 
 /* A copy between an array and memory of the host, in C order. */
@@ -482,6 +488,8 @@ transfer(struct caid_array *array, struct caid_copy *copy, uint64_t host_memory,
 {
     const struct caid_array_info *info = &array->info;
 
+    if (!caid_array_is_mapped(array))
+        return fail(error, CAID_ERR_CLOSED, "the array is unmapped");
     if (nbytes != info->nbytes)
         return fail(error, CAID_ERR_INVALID, "the array has %llu bytes, the host memory %zu",
                     (unsigned long long)info->nbytes, nbytes);
@@ -503,13 +511,16 @@ caid_array_copy_to_host(struct caid_array *array, void *dst, size_t nbytes,
     int r = CHECK_CLIENT_OF(array, error);
     if (r < 0)
         return r;
+    block_addresses_hold(array->client);
     struct caid_copy copy = {
         .dst = (uintptr_t)dst,
         .dst_on_host = true,
         .src = array->info.ptr,
         .src_strides = array->info.strides,
     };
-    return transfer(array, &copy, copy.dst, nbytes, error);
+    r = transfer(array, &copy, copy.dst, nbytes, error);
+    block_addresses_release(array->client);
+    return r;
 }
 
 int
@@ -519,11 +530,14 @@ caid_array_copy_from_host(struct caid_array *array, const void *src, size_t nbyt
     int r = CHECK_CLIENT_OF(array, error);
     if (r < 0)
         return r;
+    block_addresses_hold(array->client);
     struct caid_copy copy = {
         .dst = array->info.ptr,
         .dst_strides = array->info.strides,
         .src = (uintptr_t)src,
         .src_on_host = true,
     };
-    return transfer(array, &copy, copy.src, nbytes, error);
+    r = transfer(array, &copy, copy.src, nbytes, error);
+    block_addresses_release(array->client);
+    return r;
 }

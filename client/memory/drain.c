@@ -351,25 +351,85 @@ sync_context(const struct drv *drv, CUcontext context, struct caid_error *error)
                       error);
 }
 
+/* Calls visit() with the active primary contexts of the places, and with the current one. */
+static int
+visit_contexts(struct caid_client *client, uint64_t places,
+               int (*visit)(const struct drv *, CUcontext, struct caid_error *),
+               struct caid_error *error)
+{
+    const struct drv *drv = client->gpu.drv;
+    CUcontext current = gpu_current(drv), primary;
+    int r = 0;
+
+    places = active_primaries(&client->gpu, places);
+    for (uint32_t i = 0; r == 0 && i < client->gpu.n_devices; i++) {
+        if (!(places & UINT64_C(1) << i))
+            continue;
+        r = gpu_context(client, i, &primary, error);
+        if (r == 0)
+            r = visit(drv, primary, error);
+        if (r == 0 && primary == current)
+            current = NULL;
+    }
+    return r == 0 && current ? visit(drv, current, error) : r;
+}
+
 int
 drain_writes(struct caid_array *array, uint64_t stream, struct caid_error *error)
 {
-    struct caid_client *client = array->client;
-    const struct drv *drv = client->gpu.drv;
-    CUcontext primary = NULL, current;
-    int r = 0;
-
     if (!has_memory(array))
         return 0;
     if (stream != 0)
         return sync_stream(array, stream, error);
-    current = gpu_current(drv);
-    if (primary_is_active(drv, &client->gpu.devices[array->place])) {
-        r = gpu_context(client, array->place, &primary, error);
-        if (r == 0)
-            r = sync_context(drv, primary, error);
-    }
-    if (r == 0 && current && current != primary)
-        r = sync_context(drv, current, error);
+    return visit_contexts(array->client, UINT64_C(1) << array->place, sync_context, error);
+}
+
+/* ---- waiting for all work ---- */
+
+static int
+look_for_capture(const struct drv *drv, CUstream stream, struct caid_error *error)
+{
+    bool captures;
+    CUresult result = gpu_captures(drv, stream, &captures);
+
+    if (captures)
+        return fail(error, CAID_ERR_INVALID, "a stream captures a graph");
+    return gpu_result(drv, "cuStreamIsCapturing", result, "cannot use a stream", error);
+}
+
+/* The legacy default stream tells of all blocking ones. */
+static int
+check_context(const struct drv *drv, CUcontext context, struct caid_error *error)
+{
+    CUresult result = drv->cu.cuCtxPushCurrent(context);
+
+    if (result != CUDA_SUCCESS)
+        return gpu_result(drv, "cuCtxPushCurrent", result, "cannot use a context", error);
+    int r = look_for_capture(drv, CU_STREAM_LEGACY, error);
+    gpu_pop(drv);
     return r;
+}
+
+static int
+sync_all(const struct drv *drv, CUcontext context, struct caid_error *error)
+{
+    CUresult result = gpu_synchronize(drv, context, NULL);
+
+    if (gpu_is_capturing(result))
+        return fail(error, CAID_ERR_INVALID, "a stream captured a graph, which this has ended");
+    return gpu_result(drv, "cuCtxSynchronize", result, "the work before this failed", error);
+}
+
+int
+drain_contexts(struct caid_client *client, uint64_t places, const uint64_t *streams,
+               size_t n_streams, struct caid_error *error)
+{
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < n_streams; i++)
+        if (!stream_is_special(streams[i]))
+            r = look_for_capture(client->gpu.drv, (CUstream)(uintptr_t)streams[i], error);
+    if (r == 0)
+        r = visit_contexts(client, places, check_context, error);
+    return r < 0 ? r : visit_contexts(client, places, sync_all, error);
 }

@@ -49,6 +49,13 @@ int drain_wait(struct caid_client *client, struct drain *work, struct caid_error
  * the arrays that are to be kept. No lock is held. */
 void drain_arrays(struct caid_client *client, const struct reaped_queue *arrays);
 
+/* Waits for all work of the primary contexts of these places, a bit each, that are active, and
+ * of the thread's current one. CAID_ERR_INVALID: a stream captures a graph: one of those given,
+ * or any that the legacy default stream tells of. Of another one the wait tells, which ends its
+ * capture. */
+int drain_contexts(struct caid_client *client, uint64_t places, const uint64_t *streams,
+                   size_t n_streams, struct caid_error *error);
+
 /* Waits for all work of the array's contexts or, if stream is not 0, of that stream. Fails if the
  * work has failed. */
 int drain_writes(struct caid_array *array, uint64_t stream, struct caid_error *error);

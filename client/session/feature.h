@@ -50,6 +50,11 @@ struct feature {
      * feature's own failure. */
     int (*deliver)(struct caid_client *client, int r, struct caid_error *error);
 
+    /* ---- exchanges of addresses ---- */
+
+    /* Whether the feature has work under way that uses the array of the lease. */
+    bool (*uses)(const struct caid_client *client, uint64_t lease);
+
     /* ---- ends ---- */
 
     /* The daemon has hung up. Returns whether the client waits for another daemon; then the

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Client: making, opening and taking arrays, their names, and sets of them. */
-#include "module.h"
+#include "handle.h"
 
 /* ---- create ---- */
 
@@ -335,6 +335,71 @@ PyObject *
 py_client_unmap(PyObject *op, PyObject *leases)
 {
     return map_many(op, leases, false);
+}
+
+/* The streams that the client has, held for the time of a call: alive, and maybe capturing. */
+struct held {
+    struct stream_object **objects;
+    uint64_t *streams;
+    size_t n;
+};
+
+static void
+held_deinit(struct held *held)
+{
+    for (size_t i = 0; i < held->n; i++)
+        py_handle_release(&held->objects[i]->handle);
+    PyMem_Free(held->objects);
+    PyMem_Free(held->streams);
+}
+
+static int
+held_init(struct held *held, struct client_object *self)
+{
+    PyTypeObject *type = self->state->stream_type;
+    struct handle_object *handle;
+    size_t n = 0;
+
+    LIST_FOREACH(handle, &self->handles, link)
+        n += PyObject_TypeCheck((PyObject *)handle, type);
+    held->objects = PyMem_Calloc(n + 1, sizeof(held->objects[0]));
+    held->streams = PyMem_Calloc(n + 1, sizeof(held->streams[0]));
+    if (!held->objects || !held->streams) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    LIST_FOREACH(handle, &self->handles, link) {
+        if (!PyObject_TypeCheck((PyObject *)handle, type))
+            continue;
+        if (py_handle_hold(handle) < 0) {
+            PyErr_Clear(); /* it is closed, and will end */
+            continue;
+        }
+        held->objects[held->n] = (struct stream_object *)handle;
+        held->streams[held->n] = held->objects[held->n]->stream;
+        held->n++;
+    }
+    return 0;
+}
+
+PyObject *
+py_client_exchange(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    __attribute__((cleanup(given_deinit))) struct given from = {0}, to = {0};
+    __attribute__((cleanup(held_deinit))) struct held held = {0};
+    struct client_object *self = py_client(op);
+    PyObject *old, *new;
+    int r;
+
+    if (PY_ARGS(self->state, "exchange", PY_TUPLE(old), PY_TUPLE(new)) < 0 ||
+        py_client_check(self) < 0 || given_init(&from, self, old) < 0 ||
+        given_init(&to, self, new) < 0 || held_init(&held, self) < 0)
+        return NULL;
+    r = PY_CLIENT_CALL(self, caid_exchange(c, from.arrays, (size_t)from.n, to.arrays,
+                                           (size_t)to.n, held.streams, held.n, &error));
+    py_leases_moved(old);
+    py_leases_moved(new);
+    return py_none(r);
 }
 
 #define RESERVATION "caid.reservation"

@@ -246,6 +246,15 @@ py_leases_unpin(PyObject *leases, Py_ssize_t n)
         py_lease_unpin(lease(PyTuple_GET_ITEM(leases, --n)));
 }
 
+void
+py_leases_moved(PyObject *leases)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(leases); i++) {
+        struct lease_object *one = lease(PyTuple_GET_ITEM(leases, i));
+        one->info.ptr = caid_array_get_info(one->array)->ptr;
+    }
+}
+
 int
 py_lease_use(struct lease_object *self)
 {

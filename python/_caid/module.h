@@ -298,6 +298,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(set_create, "Makes a set of parts of a lease's array: a Lease.")                      \
     METHOD(map, METH_O, "Maps the blocks of leases again.")                                   \
     METHOD(unmap, METH_O, "Unmaps the blocks of leases, and keeps their addresses.")          \
+    FAST(exchange, "Exchanges the addresses of the blocks of two tuples of leases.")          \
     FAST(reserve, "Reserves addresses: (a capsule, the first of them).")                      \
     METHOD(use_reservation, METH_O, "Where blocks are mapped from now on; None: anywhere.")   \
     FAST(read_files, "Reads files into a device's memory, as one of several threads.")        \
@@ -410,6 +411,8 @@ struct lease_object *py_lease_get_pinned(const struct module_state *state, PyObj
 Py_ssize_t py_leases_pin(const struct module_state *state, PyObject *leases,
                          struct caid_array **ret_arrays);
 void py_leases_unpin(PyObject *leases, Py_ssize_t n);
+/* The addresses of the arrays of a tuple of pinned leases may have changed. */
+void py_leases_moved(PyObject *leases);
 /* Takes one more share for a bracket. The bracket's end waits for the bracket's work, so giving
  * this share back does not. -1 with ClosedError set. */
 int py_lease_use(struct lease_object *self);

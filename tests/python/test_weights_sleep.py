@@ -7,7 +7,7 @@ import contextlib
 import models
 import numpy
 import pytest
-from conftest import n_blocks, n_leases, refuses, softcuda, wait_until
+from conftest import Stream, n_blocks, n_leases, refuses, softcuda, wait_until
 from hypothesis import settings, stateful, strategies as st
 from restarts import Restarts
 
@@ -323,3 +323,38 @@ def test_a_mapping_that_is_kept_ends_with_its_client(daemon):
             a._memory._keep_mapping()
     assert last.closed
     last.close()
+
+
+def test_two_blocks_exchange_their_addresses(client):
+    with client.full(LARGE, 1, "|u1", exclusive=True) as a, client.full(LARGE, 2, "|u1", exclusive=True) as b:
+        old, new = a._memory, b._memory
+        at = old.ptr, new.ptr
+        client._exchange((old,), (new,))
+        assert (new.ptr, old.ptr) == at
+        assert [memoryview(lease.host_view(0, 1, True))[0] for lease in (old, new)] == [1, 2]
+        client._exchange((new,), (old,))
+        assert (old.ptr, new.ptr) == at
+        with a.read(), pytest.raises(caid.InvalidError, match="bracket"):
+            client._exchange((old,), (new,))
+        with pytest.raises(caid.InvalidError, match="one block"):
+            client._exchange((old,), (old,))
+        for wrong in [old], None:
+            with pytest.raises(TypeError):
+                client._exchange(wrong, (new,))
+    with pytest.raises(caid.ClosedError):
+        client._exchange((old,), (new,))
+
+
+def test_an_exchange_while_a_stream_of_the_clients_captures(client):
+    stream = Stream(1)  # a non-blocking one, of which nobody else tells
+    with (
+        client.full(LARGE, 1, "|u1", exclusive=True) as a,
+        client.full(LARGE, 2, "|u1", exclusive=True) as b,
+        caid.Stream.from_handle(stream.number, client),
+    ):
+        leases = (a._memory,), (b._memory,)
+        client._exchange(*leases)
+        with stream.captures(), pytest.raises(caid.InvalidError, match="captures"):
+            client._exchange(*leases)
+        client._exchange(*leases)
+    stream.close()

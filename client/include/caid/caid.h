@@ -297,8 +297,9 @@ struct caid_array_info {
     uint64_t block_size; /* bytes of the block, all of which are mapped; 0: no bytes */
 };
 
-/* Lives as long as the array, and does not change. After caid_array_publish() this returns another
- * one, with the new name, generation and metadata; what was returned before stays as it was. */
+/* Lives as long as the array, and does not change, but for ptr by caid_exchange(). After
+ * caid_array_publish() this returns another one, with the new name, generation and metadata; what
+ * was returned before stays as it was. */
 const struct caid_array_info *caid_array_get_info(const struct caid_array *array);
 
 struct caid_ipc_handle {
@@ -617,6 +618,27 @@ int caid_array_keep_mapping(struct caid_array *array, struct caid_mapping **ret,
                             struct caid_error *error);
 /* By any thread, also after caid_client_close(). NULL is allowed. */
 void caid_mapping_release(struct caid_mapping *mapping);
+
+/* Puts the block of the `new` arrays where that of the `old` ones is, and that one where the new
+ * one was: info->ptr of each changes. Pointers, tensors and CUDA graphs that have the old
+ * addresses find the new block's contents there. Between the call and its return no thread may
+ * enqueue work on either, or capture a graph: work on memory that is not mapped ends the
+ * process's contexts. Copies and begins of brackets by this client wait meanwhile. It waits on
+ * the host for all work of the primary contexts of the devices that the blocks are mapped for,
+ * and of the thread's current one.
+ *
+ * `old` and `new` are all arrays that this client has open in the two blocks; those without
+ * bytes do not count. Before anything is touched it fails with CAID_ERR_INVALID: others are
+ * open, or one is in a bracket; the sizes of the blocks differ, or the modes and devices for
+ * which they are open; one is unmapped; a stream captures a graph, of `streams` or a blocking
+ * one. (No call tells of other streams' captures, and the wait ends these: then, too, it fails.)
+ * CAID_ERR_UNSUPPORTED: no memory of a device.
+ *
+ * If mapping fails, both blocks are mapped again where they were, and the call fails. If that
+ * fails, too, they stay unmapped, with their addresses: caid_array_is_mapped(). */
+int caid_exchange(struct caid_client *client, struct caid_array *const *old, size_t n_old,
+                  struct caid_array *const *new_, size_t n_new, const uint64_t *streams,
+                  size_t n_streams, struct caid_error *error);
 
 struct caid_reservation;
 
