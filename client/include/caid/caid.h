@@ -341,9 +341,10 @@ int caid_array_publish(struct caid_array *array, const char *name,
 /* The same, and returns at once: a thread of the client publishes the array when the work that is
  * on the stream by now (0: in all primary contexts, and in the one that is current to this thread)
  * has landed; not, if the work has failed. Publications of a client are made in the order of these
- * calls, over a restart of the daemon, too. caid_client_close() waits for them. An array that is
- * closed before keeps its lease until then; a companion has to stay open. Where no thread can be
- * started, the call waits. CAID_ERR_INVALID: the array's last publication is under way yet. */
+ * calls, over a restart of the daemon, too. caid_client_close() waits for the work, and up to ten
+ * seconds for the daemon. An array that is closed before keeps its lease until then; a companion
+ * has to stay open. Where no thread can be started, the call waits. CAID_ERR_INVALID: the array's
+ * last publication is under way yet. */
 int caid_array_publish_behind(struct caid_array *array, const char *name,
                               const struct caid_publish_options *options,
                               struct caid_error *error);
