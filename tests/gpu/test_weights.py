@@ -42,6 +42,9 @@ TAKEN = {
     m = torch.nn.ParameterDict({"b": torch.zeros_like(t["b"])}).requires_grad_(False)
     m.load_state_dict({"b": t["b"]}, assign=True)
     assert m["b"].data_ptr() == w["b"].ptr and (m["b"] == 3).all()
+    h = w.torch(device="cpu")
+    assert {x.device.type for x in h.values()} == {"cpu"} and (h["b"] == 3).all() and (h["a"] == 2).all()
+    assert len({x.untyped_storage().data_ptr() for x in h.values()}) == 1
     """,
     "cupy": """
     n = caid.weights.load(sys.argv[1], "n", only="b")

@@ -156,6 +156,23 @@ def test_memory_of_the_host(client, torch, memory):
         check_same(torch, tensors, w)
 
 
+def test_tensors_of_another_device_are_one_copy(client, other, tmp_path, torch):
+    weights.load(models.write_version(tmp_path / "m", 3), "m", client=client)
+    with weights.open("m", client=other) as w:
+        at = {key: array.ptr for key, array in w.items()}
+        here, there = w.torch("cpu"), w.torch(device="meta")
+        assert {key: tensor.data_ptr() for key, tensor in here.items()} == at
+        expected = {key: bytes_of(torch, tensor) for key, tensor in here.items()}
+        del here
+    wait_until(lambda: n_leases(client) == 0)
+    assert list(there) == list(at)
+    if torch is OWN:  # PyTorch's "meta" has no memory
+        assert {key: bytes_of(torch, tensor) for key, tensor in there.items()} == expected
+        (_,) = {tensor.data_ptr() - at[key] for key, tensor in there.items()}
+    else:
+        assert {tensor.device.type for tensor in there.values()} == {"meta"}
+
+
 # --- versions of a publisher ---------------------------------------------------------------------
 
 N_BYTES = 3 << 20

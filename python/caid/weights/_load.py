@@ -41,8 +41,7 @@ class Loading:
         self.whole = stack.enter_context(whole)
         self._stream = None if memory == "pinned" else stack.enter_context(client.stream(device, non_blocking=True))
         self._set = None  # a lease
-        # Tensors that have no bytes are no parts of an array; nor has a daemon of before sets of parts.
-        self._has_set = not any(0 in part.shape for part in plan.parts.values())
+        self._has_set = True  # a daemon of before has no sets of parts
 
     def _check_number(self):
         n = len(self._plan.parts) + len(self._plan.tied) + bool(self._text)
@@ -91,7 +90,7 @@ class Loading:
         return self._set.publish(self._prefix, _metadata.encode(metadata), stream, False, None, 0)
 
     def _publish_many(self, metadata):
-        """As publish(), by an array for each tensor."""
+        """As publish(), by an array for each tensor; those without bytes are no parts."""
         arrays: dict = {}
         for key, part in self._plan.parts.items():
             if 0 in part.shape:

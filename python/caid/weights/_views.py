@@ -12,12 +12,13 @@ from .._memory._layout import Layout
 from ._plan import cut_of
 
 
-def torch(version, table):
-    """Tensors of PyTorch by key."""
+def torch(version, table, device=None):
+    """Tensors of PyTorch by key, on the device that is asked for."""
     import torch
 
     def take(array):  # PyTorch has no read-only tensors, and 2.8 asks for a version of DLPack that has none either
-        return torch.from_dlpack(_array.writable(array))
+        tensor = torch.from_dlpack(_array.writable(array))
+        return tensor if device is None else tensor.to(device)
 
     plan = _plan_of(version, table, "torch", _torch_types.dtypes(torch).get)
     blocks = [take(block) for block in version.blocks()]

@@ -187,14 +187,16 @@ class Weights(NotCompared, Mapping[str, Array]):
         """All keys, and their arrays."""
         return self._set.open(self).items()
 
-    def torch(self) -> dict[str, Any]:
+    def torch(self, device: Any = None) -> dict[str, Any]:
         """PyTorch's tensors over the arrays, for ``module.load_state_dict(w.torch(), assign=True)``.
-        Nothing is copied. Opened "r", the memory is mapped read-only, which PyTorch does not know: a write
+        Nothing is copied, unless another `device` is asked for than they are on: ``w.torch("cpu")`` of a model in
+        a device's memory has its own copy of all of it, made at once, and keeps nothing of the version; of one that
+        was loaded to "pinned" memory, it is what all processes have. Opened "r", the memory is mapped read-only, which PyTorch does not know: a write
         to a tensor in place ends this process's CUDA context or, without a GPU, this process.
 
         The tensors in a block have one storage, which is all of what the version takes of it: ``torch.save()`` of
         one of them alone writes that. ``clone()`` has a storage of its own."""
-        return self._made(_views.torch)
+        return self._made(lambda version, table: _views.torch(version, table, device))
 
     state_dict = torch
 
