@@ -24,7 +24,7 @@ import hypothesis
 import hypothesis.stateful as stateful
 import numpy
 import pytest
-from conftest import PATIENCE_S, Child, in_thread, wait_until
+from conftest import PATIENCE_S, Child, in_a_thread, in_thread, wait_until
 from hypothesis import strategies as st
 from restarts import Deaf, Restarts
 from uids import taking
@@ -846,6 +846,28 @@ def test_a_drain_that_waits_is_the_next_daemons_too(restarts):
     with restarts.connect() as c:
         assert not c.status().draining
         c.empty(1).close()
+
+
+def test_a_wait_for_a_version_that_is_read_is_the_next_daemons_too(restarts):
+    members = (("a", 0, "<i4", None, (10,), None), ("b", 40, "<i4", None, (90,), None))
+    with restarts.connect() as publisher, restarts.connect() as reader:
+        wholes = [filled(publisher, value, 100) for value in range(2)]
+        sets = [publisher._set_create(whole._memory, members) for whole in wholes]
+        old, new = (each.publish("s/", None, 0, False, None, 0) for each in sets[:1] * 2)
+        a = reader.open("s/a")
+        assert sets[1].publish("s/", None, 0, False, None, 0) > new > old
+        thread, ended = in_a_thread(lambda: sets[0]._vacate((wholes[0]._memory,), 2**64 - 1))
+        restarts.restart()
+        wait_until(lambda: reader.status().arrays)
+        assert read(a) == 0 and not ended
+        a.close()
+        thread.join(PATIENCE_S)
+        assert ended == [None]
+        with pytest.raises(caid.StaleError):
+            reader.open("s/a", generation=new)
+        wholes[0].copy_from_host(numpy.full(100, 7, "<i4"))
+        assert sets[0].publish("s/", None, 0, False, None, 0) > new + 1
+        assert value_of(reader, "s/b") == 7
 
 
 # --- the keeper ---------------------------------------------------------------------------------
