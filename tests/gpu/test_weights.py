@@ -154,3 +154,73 @@ except RuntimeError:
     assert r.returncode != 0
     assert (w.torch()["b"] == 3).all()
     """), [file])
+
+
+PUBLISHES = """
+    import torch, caid, caid.weights
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(2048, 2048), torch.nn.Linear(2048, 2048, dtype=torch.bfloat16)
+            self.tied = torch.nn.Linear(2048, 2048, bias=False)
+            self.tied.weight = self.a.weight
+    def value_of(client):
+        with caid.weights.open("m", client=client) as w:
+            tensors = w.torch()
+            found = {float(x) for t in tensors.values() for x in (t.min(), t.max())}
+            assert tensors["a.weight"].data_ptr() == tensors["tied.weight"].data_ptr()
+        (value,) = found
+        return value
+    def fill(module, value):
+        with torch.no_grad():
+            for t in module.parameters():
+                t.fill_(value)
+    with torch.device("meta"):
+        like = Module()
+    module = Module().to("cuda")
+    with caid.connect() as client, caid.connect() as other, caid.weights.publisher("m", like, client=client) as p:
+        side = torch.cuda.Stream()
+        for value in range(1, 30):
+            stream = side if value % 3 == 0 else None
+            if value % 5 == 0:      # from the host, page-locked
+                host = {key: t.cpu().fill_(value).pin_memory() for key, t in module.state_dict().items()}
+                p.publish(host)
+                for t in host.values():
+                    t.fill_(99)     # they have been read
+            elif stream is None:
+                torch.cuda._sleep(10_000_000)
+                fill(module, value)
+                p.publish(module.state_dict())
+                fill(module, 99)    # on the same stream: after the copy
+            else:
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    torch.cuda._sleep(10_000_000)
+                torch.cuda.current_stream().synchronize()
+                copies = {key: torch.full_like(t, value) for key, t in module.state_dict().items()}
+                torch.cuda.current_stream().synchronize()
+                p.publish(copies, stream=side)
+                del copies          # whose memory PyTorch gives to these
+                others = [torch.full_like(t, 99) for t in module.state_dict().values()]
+            version = p.wait()
+            assert value_of(other) == value, (value, value_of(other))
+        with p.version(stream=side) as w, torch.cuda.stream(side):
+            torch.cuda._sleep(10_000_000)
+            for t in w.values():
+                t.fill_(50)
+        assert p.wait() == version + 1 and value_of(other) == 50
+        if torch.cuda.device_count() > 1:
+            elsewhere = Module().to("cuda:1")
+            fill(elsewhere, 51)
+            torch.cuda.synchronize(1)
+            p.publish(elsewhere.state_dict())
+            p.wait()
+            assert value_of(other) == 51 and p.device == 0
+    print("published")
+"""
+
+
+def test_a_publishers_versions_are_whole(daemon):
+    """On PyTorch's current stream, on another, from the host; the sources are written anew, or freed, at once."""
+    needs("torch")
+    assert run(daemon.env, _plain(PUBLISHES), []).endswith("published\n")

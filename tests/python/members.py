@@ -8,6 +8,7 @@ import itertools
 import numpy
 
 import caid
+from caid import weights
 
 DESC = {"shape": (1,), "typestr": "<f4", "data": (1 << 30, False), "version": 3}
 
@@ -39,6 +40,7 @@ ARGS_OF = {
     (caid.Timeline, "async_wait"): [None, 1],
     (caid.Set, "__getitem__"): ["a"],
     (caid.Set, "open"): [["a"]],
+    (weights.Publisher, "publish"): [{"a": numpy.zeros(1, "<f4")}],
 }
 
 # What stays: it does in the child what it does before. All else raises ForkedError.
@@ -57,6 +59,7 @@ STAYS = {
     caid.Allocation: "__enter__ __repr__ closed nbytes",
     caid.Bracket: "__repr__ is_open stream",
     caid.Set: "__enter__ __eq__ __hash__ __len__ __repr__ closed generation layout metadata name pool readonly",
+    weights.Publisher: "__enter__ __eq__ __hash__ __repr__ client closed device name nbytes pool",
 }
 ENDS = {"close", "__exit__", "__aexit__", "__del__"}
 OF_CLASSES = {
@@ -90,6 +93,7 @@ THINGS = {
     "arena": (caid.Arena, lambda c, a: c.arena(), ""),
     "allocation": (caid.Allocation, lambda c, a: c.arena().allocate(8), ""),
     "set": (caid.Set, made_set, ""),
+    "publisher": (weights.Publisher, lambda c, a: weights.publisher(next(names), {"a": ((1,), "<f4")}, client=c), ""),
     "bracket": (caid.Bracket, lambda c, a: a.read(), "__exit__ abandon check end"),
     "open bracket": (caid.Bracket, lambda c, a: begun(a.read()), "__aenter__ __enter__ begin"),
 }

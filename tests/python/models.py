@@ -3,6 +3,7 @@
 which import little."""
 
 import contextlib
+import ctypes
 import json
 import os
 import struct
@@ -60,7 +61,7 @@ def value_of(weights):
     """The version that its metadata and each of its tensors tell."""
     arrays = [array.copy_to_host() for array in weights.values()]
     found = {int(n) for array in arrays for n in (array.min(), array.max())}
-    (value,) = found | {int(weights.file_metadata["value"])}
+    (value,) = found | {int(weights.file_metadata.get("value", weights.metadata))}
     assert list(weights) == sorted(KEYS)
     return value
 
@@ -73,12 +74,13 @@ def run(pipe, socket, work, *args):
     work(pipe, *args)
 
 
-def _until_the_end(pipe, work):
+def _until_the_end(pipe, work, end=lambda: None):
     with contextlib.suppress(EOFError, ConnectionResetError):
         pipe.send(os.getpid())
         while not pipe.poll():
             work()
         pipe.recv()
+    end()
     caid.default_client().close()
     os._exit(0)
 
@@ -102,24 +104,54 @@ def publish(pipe, values):
     _until_the_end(pipe, work)
 
 
-def serve(pipe, watches):
-    """As a worker does: the newer version between two requests."""
-    weights = caid.weights.open("m")
-    watch = weights.watch() if watches else None
-    seen = 0
+LIKE = {key: ((N,), "<i4") for key in KEYS}
+
+
+def publisher(pipe, values, is_made):
+    """As a trainer does, on a stream whose work takes its time; now and then it fails in the midst."""
+    turn = iter(range(1 << 30))
+    stack = contextlib.ExitStack()
+    made = []
+
+    def make():
+        if driver := caid.softcuda_path():
+            ctypes.CDLL(driver).caid_softcuda_control(b"delay 300", ctypes.create_string_buffer(64), 64)
+        stream = stack.enter_context(caid.default_client().stream(non_blocking=True))
+        made[:] = stream, stack.enter_context(caid.weights.publisher("m", LIKE))
 
     def work():
-        nonlocal weights, seen
-        value_of(weights)
-        assert weights.version > seen or weights.version == seen
-        seen = weights.version
+        if not made:
+            make()
+        (stream, p), n = made, next(turn)
+        value = values[n % len(values)]
+        with contextlib.suppress(ZeroDivisionError), p.version(stream=stream, metadata=value) as w:
+            for i, array in enumerate(w.values()):
+                array.fill(value, stream)
+                1 / (n % 7 != 5 or i < 3)
+        if n % 3 == 0:
+            p.wait()
+
+    if is_made:
+        make()
+    _until_the_end(pipe, work, stack.close)
+
+
+def serve(pipe, watches):
+    """As a worker does: the newer version between two requests. What it has does not change."""
+    weights = caid.weights.open("m")
+    watch = weights.watch() if watches else None
+    value = value_of(weights)
+
+    def work():
+        nonlocal weights, value
+        assert value_of(weights) == value
         if watch is not None:
             with contextlib.suppress(caid.TimedOutError):
                 watch.get(0.05)
         newer = weights.newer()
         if newer is not None:
-            assert newer.version > weights.version
+            assert newer.version > weights.version and value_of(weights) == value
             weights.close()
-            weights = newer
+            weights, value = newer, value_of(newer)
 
     _until_the_end(pipe, work)

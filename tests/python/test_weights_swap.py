@@ -112,7 +112,7 @@ def test_a_version_lives_as_long_as_its_last_reader(client, other, files):
     watched.close()
 
 
-KINDS = ["load", "publish", "serve"]
+KINDS = ["load", "publish", "publisher", "serve"]
 
 
 @pytest.mark.parametrize("turn", range(len(KINDS)), ids=KINDS)
@@ -122,7 +122,7 @@ def test_kills(client, files, start, turn):
     chance = random.Random(turn)
     reader = start(client, models.serve, False)
     for n in range(N_KILLS // 2):
-        args = {"load": [files], "publish": [[4, 5]], "serve": [n % 2]}[KINDS[turn]]
+        args = {"load": [files], "publish": [[4, 5]], "publisher": [[4, 5], n % 2], "serve": [n % 2]}[KINDS[turn]]
         process, end = start(client, getattr(models, KINDS[turn]), *args)
         time.sleep(chance.random() * 0.03)
         process.kill()
@@ -131,8 +131,12 @@ def test_kills(client, files, start, turn):
         wait_until(lambda: client.status().connections == 2)
         with weights.open("m", client=client) as w:
             assert models.value_of(w) in (1, 2, 3, 4, 5)
+            version = w.version
+    assert KINDS[turn] == "serve" or version > N_KILLS // 8  # they were killed in the midst of it
     finish(*reader)
     wait_until(lambda: client.status().connections == 1)
+    if KINDS[turn] == "publisher":  # the array of the one that was killed goes with another one
+        weights.publisher("m", models.LIKE, client=client).close()
     if KINDS[turn] == "publish":  # its arrays share blocks
         weights.load(files[0], "m", client=client)
     check_whole(client)
@@ -142,7 +146,7 @@ def test_a_daemon_that_is_killed(files, start, tmp_path):
     """While a model is loaded, published and read: nobody notices, and it is there after."""
     with contextlib.closing(Restarts(tmp_path)) as daemon, daemon.connect() as client:
         weights.load(files[2], "m", client=client)
-        works = (models.load, files), (models.publish, [4, 5]), (models.serve, True), (models.serve, False)
+        works = (models.load, files), (models.publish, [4, 5]), (models.publisher, [4, 5], True), (models.serve, True), (models.serve, False)
         processes = [start(client, *work) for work in works]
         chance = random.Random(4)
         for _ in range(N_KILLS // 4):

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Mapping, Seq
 from .._base._errors import invalid
 from .._session import _default
 from .._session._client import Client
-from . import _load, _plan, _progress, _save
+from . import _load, _plan, _progress, _publisher, _save
 from ._plan import COLUMNS, ROWS
+from ._publisher import NewVersion, Publisher
 from ._safetensors import FormatError, read_model
 from ._weights import Part, Weights, of_set, parse, prefix_of
 
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
 _Path = Union[str, "os.PathLike[str]"]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
-__all__ = ["COLUMNS", "FormatError", "Part", "ROWS", "Weights", "async_open", "from_torch", "load", "open", "save", "unload"]
+__all__ = [
+    "COLUMNS", "FormatError", "NewVersion", "Part", "Publisher", "ROWS", "Weights", "async_open", "from_torch", "load",
+    "open", "publisher", "save", "unload",
+]
 
 
 def load(
@@ -261,3 +265,64 @@ def from_torch(module: torch.nn.Module, name: str, *, metadata: Any = None) -> i
     from . import _torch
 
     return _torch.publish(module.state_dict(), prefix_of(name), metadata)
+
+
+def publisher(
+    name: str,
+    like: Any,
+    *,
+    versions: int = 2,
+    pool: str | None = None,
+    device: int | str | None = None,
+    timeout: float | None = None,
+    client: Client | None = None,
+) -> Publisher:
+    """What publishes versions of a model again and again, as a training loop does for its inference workers::
+
+        with caid.weights.publisher("actor", like=model) as p:
+            for batch in batches:
+                train(model, batch)
+                p.publish(model.state_dict())    # returns at once; workers find it when it is whole
+
+    A version has one block of memory. So many of them are made once, and written in turn, each when nobody has the
+    version any more that lies there: no memory is taken, and no array made, for a new version, and workers that have
+    the blocks mapped map nothing. A name has one publisher at a time, which it has to itself until that is closed, or
+    its process has exited. The next goes on with the current version, and makes the others anew; where that has other
+    tensors than `like`, or was not made by a publisher, all of them.
+
+    Parameters
+    ----------
+    name : str
+        "actor": workers open it by :func:`open`. What has the name is displaced by the first version.
+    like : torch.nn.Module, Weights, or mapping of str to tensors, arrays or pairs
+        The tensors of each version: what has a shape and a dtype, or (shape, dtype). Of a module, those of its
+        ``state_dict()``. What is one tensor under two keys is one in each version. They may be on device "meta".
+    versions : int
+        How many there may be at a time, 2 or more: the current one, the one that is written, and, from 3 on, such
+        that workers have longer.
+    pool : str, optional
+        The pool whose members may open it; by default the caller's own.
+    device : int or str, optional
+        Index in ``client.devices``, or UUID. Without it the one on which the tensors of `like` are, or the first.
+    timeout : float, optional
+        Seconds to wait for another publisher of the name; 0: not at all. Without it, without end.
+    client : Client, optional
+        By default that of :func:`caid.default_client`.
+
+    Returns
+    -------
+    Publisher
+        To be closed.
+
+    Raises
+    ------
+    TimedOutError, DeadlockError
+        Another publisher, whom the message names, has not closed in time; it is this thread's own.
+    InvalidError, InvalidNameError
+        No tensors; what has no shape or no type; a name that no array can have: the message says which.
+    OutOfMemoryError, QuotaError, LimitError
+        There is no memory for so many versions.
+    AccessError, NotFoundError
+        The pool may not be written; may not be seen.
+    """
+    return _publisher.create(client or _default.default_client(), name, like, versions, pool, device, timeout)

@@ -73,10 +73,10 @@ def make(model: Model, prefix: str, dtype: Any, only: Any, shard: Any, tie: Any)
     for key in keys:
         part = _part(model.tensors[key], at, wanted, shard)
         parts[key] = part
-        at += -(-_nbytes(part) // _ALIGNED) * _ALIGNED
+        at = aligned(at + _nbytes(part))
     tied = _tied(model, parts, tie)
     for key in (*parts, *tied):
-        _check_name(prefix, key)
+        check_name(prefix, key)
     n_read = sum(_row_bytes(part) * (part.rows.stop - part.rows.start) for part in parts.values())
     return Plan(parts, tied, model.metadata, at, n_read, model.files)
 
@@ -93,7 +93,12 @@ def _chosen(tensors, patterns):
     return sorted(chosen, key=lambda key: (tensors[key].path, tensors[key].offset))
 
 
-def _check_name(prefix, key):
+def aligned(at: int) -> int:
+    """The next place where an array may begin."""
+    return -(-at // _ALIGNED) * _ALIGNED
+
+
+def check_name(prefix: str, key: str) -> None:
     """Checks a name before the load, with the daemon's errors."""
     name = prefix + key
     try:
