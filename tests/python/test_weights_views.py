@@ -273,6 +273,76 @@ def test_a_list_that_leads_out_of_the_block_is_refused(client, torch, monkeypatc
     wait_until(lambda: n_leases(client) == 0)
 
 
+# --- in place ------------------------------------------------------------------------------------
+
+
+def test_a_version_takes_the_place_of_the_one_before(client, other, torch):
+    made = slots(client, 2)
+    publish(made[0], publisher={"versions": 2})
+    with weights.open("m", client=other) as w:
+        tensors, first = w.torch(), w.version
+        there = {key: tensor.data_ptr() for key, tensor in tensors.items()}
+        assert w.advance() is None
+        with w["a"] as a:
+            assert a.copy_to_host().any() == 0
+        for turn in range(1, 8):
+            publish(made[turn % 2], publisher={"versions": 2})
+            assert w.advance() == w.version == first + turn == client.show("m/").entry.generation
+            told = {byte for tensor in tensors.values() for byte in bytes_of(torch, tensor)}
+            assert told == {turn % 2} and value(torch, w) == turn % 2
+            assert {key: tensor.data_ptr() for key, tensor in w.torch().items()} == there
+            with w["a"] as a:
+                assert a.copy_to_host().tobytes() == bytes([turn % 2]) * a.nbytes
+        assert n_leases(other) == 5, "two of the reader's, its array's, and two of the publisher's"
+    del tensors
+    wait_until(lambda: n_leases(other) == 2)
+    for slot in made:
+        slot.close()
+
+
+def test_what_cannot_take_its_place_changes_nothing(client, other, torch, soft):
+    made = slots(client, 2)
+    with client.full(N_BYTES, 9, "|u1", exclusive=True) as whole, client.full(1 << 20, 9, "|u1") as small:
+        parts = ("a", 512, "<i4", None, (3, 5), None), ("b", 4096, "|u1", None, (7,), None)
+        strides = client._set_create(whole._memory, parts)
+        several = whole.view(), small.view()
+    publish(made[0])
+    with weights.open("m", client=other) as w:
+        tensors = w.torch()
+
+        def check_refused(error, match):
+            version = w.version
+            with pytest.raises(error, match=match):
+                w.advance()
+            assert w.version == version and value(torch, w) == 0
+            assert {byte for tensor in tensors.values() for byte in bytes_of(torch, tensor)} == {0}
+
+        publish(strides)
+        check_refused(caid.InvalidError, "not laid out as")
+        client.publish_many("m/", dict(zip("ab", several)))
+        check_refused(caid.InvalidError, "not laid out as")
+        publish(made[1])
+        array = w["a"]
+        check_refused(caid.InvalidError, "open here")
+        array.close()
+        with weights.open("m", client=other) as beside:
+            assert value(torch, beside) == 1
+            check_refused(caid.InvalidError, "open here")
+        softcuda("fail cuMemUnmap=CUDA_ERROR_OUT_OF_MEMORY")
+        try:
+            check_refused(caid.OutOfMemoryError, "cuMemUnmap")
+        finally:
+            softcuda("clear")
+        assert w.advance() == w.version and value(torch, w) == 1
+        client.unlink("m/")
+        with pytest.raises(caid.NotFoundError):
+            w.advance()
+    tensors.clear()
+    for each in (*several, *made, strides):
+        each.close()
+    wait_until(lambda: n_leases(client) == 0)
+
+
 # --- parts, and copies of one's own --------------------------------------------------------------
 
 

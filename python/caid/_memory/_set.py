@@ -87,6 +87,9 @@ class Set(OfProcess, NotCompared, Closing, Mapping[str, Array]):
         """Gives up the version. Idempotent. Waits for nothing; arrays that it has given stay open. `stream` is
         as for :meth:`caid.Array.close`, and for the arrays."""
         self._array.close()
+        self._close_opened(stream)
+
+    def _close_opened(self, stream=None):
         opened, self._opened = self._opened, {}
         for array in opened.values():
             array.close(stream)

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakSet, ref
 
 from .._base import _typestr
-from .._base._errors import Error, UnsupportedError, corrupt
+from .._base._errors import Error, InvalidError, UnsupportedError, corrupt
 from .._handoff import _any_stream
 from .._memory import _array, _cai
 from .._memory._layout import Layout
@@ -120,6 +120,18 @@ class Version:
         return [
             (ptr, block.high - low) for block, (low, ptr) in zip(self.table.blocks, self._starts)
         ]
+
+    def advance(self, new):
+        """Puts what `new` has at this one's addresses, and takes its leases for it. Where that fails, both are as they
+        were, or unmapped."""
+        client, leases = self._set.client, (tuple(self.leases), tuple(new.leases))
+        try:
+            client._exchange(*leases)
+        except InvalidError:
+            client.flush()  # it waits for the ends of arrays there that have been closed
+            client._exchange(*leases)
+        self.leases, new.leases = new.leases, self.leases
+        self._set, new._set = new._set, self._set
 
     def end(self, stream=None):
         """Ends the leases, the set's behind the others. Idempotent. Where the stream cannot be waited for, some

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any
 
 from .._base import _metadata
-from .._base._errors import InvalidNameError, StaleError, invalid
+from .._base._errors import InvalidNameError, StaleError, invalid, unsupported
 from .._base._lifetime import NotCompared
 from .._handoff import _any_stream
 from .._memory._array import Array
@@ -325,9 +326,74 @@ class Weights(NotCompared, Mapping[str, Array]):
             return None
         return Weights(self._client, opened, self, stream)
 
+    def advance(self) -> int | None:
+        """Puts the model's current version in the place of this one, if it is another: at the same addresses, so that
+        tensors, pointers and CUDA graphs that have this one's find the newer one's contents there.
+
+        **While it runs no thread may use the memory, enqueue work on it, or launch a graph that has it**: work on
+        memory that is not mapped ends this process's CUDA context. It waits, on the host, for all work of the
+        device's primary context and of the thread's current one. Copies and begins of brackets by the same client
+        wait until it is done.
+
+        Returns
+        -------
+        int or None
+            The version that this has become; None: there is none that is newer.
+
+        Raises
+        ------
+        InvalidError
+            The newer version has other names, types, shapes, strides or places, or a block of another size: take
+            newer(). A stream captures a graph. Something else that lies in one of the two blocks is open by this
+            client: arrays that were taken out, another Weights, or copies of empty arrays. Nothing has changed.
+        UnsupportedError
+            The arrays lie in several blocks, or in no memory of a device.
+        NotFoundError
+            The model is gone.
+        OutOfMemoryError, DriverError
+            The newer version cannot be mapped there. This one is again where it was; where that has failed, too,
+            it stays unmapped, each later use raises ClosedError, and its addresses stay its own.
+        """
+        _check_not_capturing()
+        mode = "r" if self._set.readonly else "rw"
+        opened = self._client.open_set(self._set.name, mode, pool=self.pool)
+        try:
+            if opened.generation == self.version:
+                opened.close()
+                return None
+            self._exchange(opened)
+        except BaseException:
+            opened.close()
+            raise
+        return self.version
+
+    def _exchange(self, opened):
+        version, newer = self._adopted(), Weights(self._client, opened, self)
+        try:
+            if len(self._versions) != 1 or len(version.leases) != 1:
+                raise unsupported(f"{self.name}: a version that lies in one block, on one device, is advanced")
+            new = newer._adopted()
+            here, there = ([(x.offset, x.block_size) for x in each.leases] for each in (version, new))
+            if here != there or newer._table.differs_from(self._table):
+                raise invalid(f"{self.name}@{newer.version} is not laid out as version {self.version}: take newer()")
+            self._set._close_opened()
+            version.advance(new)
+            self._set, newer._set = newer._set, self._set
+            self._hidden, self._text = newer._hidden, None
+        finally:
+            newer.close()
+
     def watch(self, timeout: float | None = None) -> Watch:
         """A :class:`caid.Watch` of the model: news of each version, in a thread or for asyncio."""
         return self._client.watch(self._set.name, pool=self.pool, timeout=timeout)
+
+
+def _check_not_capturing():
+    """The library asks of the streams that it knows; of PyTorch's current one its library knows."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing():
+        raise invalid("PyTorch's current stream captures a graph: a version is advanced between captures")
 
 
 class Part:
