@@ -15,6 +15,7 @@ from conftest import n_leases, softcuda, wait_until
 from engines import driver_calls
 from hypothesis import given, settings, strategies as st
 
+import own_torch
 from own_torch import OWN, bytes_of, element_of, name_of
 
 import caid
@@ -137,6 +138,24 @@ def test_few_leases_and_no_list_of_each(client, other, tmp_path, torch):
     assert n_leases(client) == 2
     del again
     wait_until(lambda: n_leases(client) == 0)
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_collector_rests_while_tensors_are_made(client, monkeypatch, is_enabled, soft):
+    with client.zeros(3, "<f4") as a:
+        client.publish_many("m/", {"a": a})
+    monkeypatch.setitem(sys.modules, "torch", OWN)
+    there = []
+    for made in lambda x: there.append(gc.isenabled()) or own_torch._from_dlpack(x), lambda _: 1 / 0:
+        monkeypatch.setattr(OWN, "from_dlpack", made)
+        with weights.open("m", client=client) as w:
+            gc.enable() if is_enabled else gc.disable()
+            try:
+                with contextlib.suppress(ZeroDivisionError):
+                    w.torch()
+                assert (gc.isenabled(), there) == (is_enabled, [False])
+            finally:
+                gc.enable()
 
 
 def test_what_has_no_type_is_refused_as_by_itself(client, torch):

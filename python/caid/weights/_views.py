@@ -5,11 +5,27 @@ is one."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+
 from .._base import _typestr
 from .._interfaces import _torch_types
 from .._memory import _array
 from .._memory._layout import Layout
 from ._plan import cut_of
+
+
+@contextlib.contextmanager
+def uncollected():
+    """A block that makes many objects, none of them garbage: the collector, which would go through all of the
+    process's objects several times meanwhile, looks after it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def torch(version, table, device=None):

@@ -262,8 +262,9 @@ class Weights(NotCompared, Mapping[str, Array]):
         _into.copy(self, target)
 
     def _made(self, take, shard=None, device=None):
-        version = self._adopted(device)
-        return take(version, version.table.sharded(shard))
+        with _views.uncollected():
+            version = self._adopted(device)
+            return take(version, version.table.sharded(shard))
 
     def _adopted(self, device=None):
         """The Version, whose blocks are mapped."""
