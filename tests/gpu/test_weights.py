@@ -3,6 +3,7 @@
 outlive an unmapping."""
 
 import json
+import pathlib
 import struct
 
 import pytest
@@ -224,3 +225,10 @@ def test_a_publishers_versions_are_whole(daemon):
     """On PyTorch's current stream, on another, from the host; the sources are written anew, or freed, at once."""
     needs("torch")
     assert run(daemon.env, _plain(PUBLISHES), []).endswith("published\n")
+
+
+def test_the_example_of_transformers(daemon):
+    needs("torch", "transformers")
+    example = pathlib.Path(__file__).parents[2] / "examples/serve_llm_transformers.py"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, {str(example)!r}], check=True)"
+    assert "; 0 answers are not" in run(daemon.env, code)

@@ -147,13 +147,14 @@ def test_an_example_stops_with_one_line(tmp_path, library, name, is_there):
         ("camera", ["5"], r"(a viewer saw \d+ of \d+ frames\n){2}the recorder has all \d+ frames\n"),
         ("halo_exchange", ["20"], "20 steps on the (host|GPU): the spread went .*\n"),
         ("rl_batch", ["12"], r"12 rounds of 8 actors took .* s: the policy is off by 0\.0.*\n.* 4\.8 s\n"),
+        ("serve_llm_transformers", [], r"(a worker was ready in .*\n){4}.* MiB a version, memory of 2\..; 0 answers are not .*\n"),
         ("storage_processes", ["20"], "20 steps in two processes: the spread went .*\n"),
         ("train_torch", [], r"loss 0\.0.*, published as version 1\n"),
     ],
 )
 def test_an_example_runs(daemon, name, steps, said):
-    if name.endswith("torch"):
-        pytest.importorskip("torch", reason="PyTorch is not installed")
+    for library in {"torch", "transformers"} & set(re.split("_", name)):
+        pytest.importorskip(library, reason=f"{library} is not installed")
     command = [sys.executable, "-X", "dev", EXAMPLES / f"{name}.py", *steps]
     done = subprocess.run(command, env=os.environ | daemon.env, capture_output=True, text=True)
     assert done.returncode == 0 and "ResourceWarning" not in done.stderr, done.stderr
