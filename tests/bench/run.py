@@ -131,6 +131,8 @@ def bench_sending(_folder):
 def bench_weights(_folder):
     with caid.LocalDaemon(memory="4G") as daemon:
         script("bench_weights.py", daemon.address)
+    with caid.LocalDaemon(memory="4G") as daemon:
+        script("bench_publisher.py", daemon.address)
 
 
 def bench_mpi(_folder):
