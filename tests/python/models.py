@@ -4,6 +4,7 @@ which import little."""
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import struct
@@ -69,8 +70,15 @@ def value_of(weights):
 # --- processes: each works until its end of a pipe hangs up ------------------------------------
 
 
+NOT_THERE = (caid.DisconnectedError, caid.NoDaemonError, caid.NotReadyError, caid.ShutdownError)
+
+
 def run(pipe, socket, work, *args):
     os.environ["CAID_SOCKET"] = socket  # the server that forks us is as old as the first daemon
+    connected = False
+    while not connected:  # the daemon may be killed now
+        with contextlib.suppress(*NOT_THERE):
+            connected = caid.default_client() is not None
     work(pipe, *args)
 
 
@@ -85,17 +93,22 @@ def _until_the_end(pipe, work, end=lambda: None):
     os._exit(0)
 
 
-def load(pipe, files):
-    turn = iter(range(1 << 30))
-    _until_the_end(pipe, lambda: caid.weights.load(files[next(turn) % len(files)], "m"))
+def values_of(pid):
+    """Those that no other process has, of few."""
+    return range((pid & 0xFFFFF) << 10, ((pid & 0xFFFFF) + 1) << 10)
 
 
-def publish(pipe, values):
-    turn = iter(range(1 << 30))
+def load(pipe, folder):
+    values = itertools.cycle(values_of(os.getpid()))
+    path = folder / f"{os.getpid()}"
+    _until_the_end(pipe, lambda: caid.weights.load(write_version(path, next(values)), "m"))
+
+
+def publish(pipe):
+    values = itertools.cycle(values_of(os.getpid()))
 
     def work():
-        client = caid.default_client()
-        value = values[next(turn) % len(values)]
+        client, value = caid.default_client(), next(values)
         with contextlib.ExitStack() as stack:
             arrays = {key: stack.enter_context(client.full(N, value, "<i4")) for key in KEYS}
             told = {"safetensors": {"value": str(value)}}
@@ -107,9 +120,9 @@ def publish(pipe, values):
 LIKE = {key: ((N,), "<i4") for key in KEYS}
 
 
-def publisher(pipe, values, is_made):
+def publisher(pipe):
     """As a trainer does, on a stream whose work takes its time; now and then it fails in the midst."""
-    turn = iter(range(1 << 30))
+    values = itertools.cycle(values_of(os.getpid()))
     stack = contextlib.ExitStack()
     made = []
 
@@ -122,22 +135,20 @@ def publisher(pipe, values, is_made):
     def work():
         if not made:
             make()
-        (stream, p), n = made, next(turn)
-        value = values[n % len(values)]
+        (stream, p), value = made, next(values)
         with contextlib.suppress(ZeroDivisionError), p.version(stream=stream, metadata=value) as w:
             for i, array in enumerate(w.values()):
                 array.fill(value, stream)
-                1 / (n % 7 != 5 or i < 3)
-        if n % 3 == 0:
+                1 / (value % 7 != 5 or i < 3)
+        if value % 3 == 0:
             p.wait()
 
-    if is_made:
-        make()
     _until_the_end(pipe, work, stack.close)
 
 
-def serve(pipe, watches):
-    """As a worker does: the newer version between two requests. What it has does not change."""
+def serve(pipe, watches, notes=os.devnull):
+    """As a worker does: the newer version between two requests. What it has does not change. It notes what it sees."""
+    noted = os.open(notes, os.O_WRONLY | os.O_APPEND)
     weights = caid.weights.open("m")
     watch = weights.watch() if watches else None
     value = value_of(weights)
@@ -153,5 +164,6 @@ def serve(pipe, watches):
             assert newer.version > weights.version and value_of(weights) == value
             weights.close()
             weights, value = newer, value_of(newer)
+            os.write(noted, f"{weights.version} {value}\n".encode())
 
     _until_the_end(pipe, work)
