@@ -362,12 +362,15 @@ caid_array_close_with(struct caid_array *array, struct caid_array *with,
     if (r < 0)
         return r;
     client_enter_anyway(array->client);
-    while (last->closed_with)
-        last = last->closed_with;
-    last->closed_with = with->closed_with;
-    with->closed_with = array;
+    bool busy = behind_is_under_way(array);
+    if (!busy) {
+        while (last->closed_with)
+            last = last->closed_with;
+        last->closed_with = with->closed_with;
+        with->closed_with = array;
+    }
     client_leave(array->client);
-    return 0;
+    return busy ? fail(error, CAID_ERR_INVALID, "the array is being published") : 0;
 }
 
 /* ---- handles ---- */

@@ -65,13 +65,17 @@ behind_forget(struct caid_array *array)
 }
 
 bool
+behind_is_under_way(const struct caid_array *array)
+{
+    return array->behind && array->behind->state != BEHIND_DONE;
+}
+
+bool
 behind_ends_array(struct caid_array *array)
 {
-    struct behind *behind = array->behind;
-
-    if (!behind || behind->state == BEHIND_DONE)
+    if (!behind_is_under_way(array))
         return false;
-    behind->ends_array = true;
+    array->behind->ends_array = true;
     return true;
 }
 
@@ -245,7 +249,7 @@ start(struct caid_array *array, struct behind *behind, struct caid_error *error)
     int r = client_enter(client, error);
     if (r < 0)
         return r;
-    busy = array->behind && array->behind->state != BEHIND_DONE;
+    busy = behind_is_under_way(array);
     if (!busy) {
         behind_forget(array);
         array->behind = behind;

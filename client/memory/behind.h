@@ -59,6 +59,8 @@ extern const struct feature behind_feature;
 
 void behind_table_init(struct behind_table *table);
 
+/* Whether the array's last publication is not DONE. Under the client's lock. */
+bool behind_is_under_way(const struct caid_array *array);
 /* The array is closed, and nothing uses it. true: its publication is not DONE, and will end it. */
 bool behind_ends_array(struct caid_array *array);
 /* The array ends. */

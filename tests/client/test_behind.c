@@ -199,6 +199,21 @@ BEHIND_TEST(its_array_may_be_closed_before)
     assert_shows("x", 7, generation + 1);
 }
 
+BEHIND_TEST(its_array_is_closed_with_another_only_after)
+{
+    struct caid_array *array = make_bytes(f.client, NULL, 0);
+    struct caid_array *with = make_bytes(f.client, NULL, 8);
+
+    publish_on(array, "x", late);
+    assert_failed(caid_array_close_with(array, with, &error), CAID_ERR_INVALID);
+    *gate = 1;
+    published(array);
+    assert_ok(caid_array_close_with(array, with, &error));
+    cr_assert_eq(status_of(f.client).leases, 2);
+    caid_array_close(with);
+    wait_for_leases(f.client, 0);
+}
+
 static void *
 open_gate_later(void *unused)
 {

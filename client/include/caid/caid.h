@@ -264,7 +264,8 @@ void caid_array_close(struct caid_array *array);
  * stream, 2 the per-thread one. On failure (0 is refused as ambiguous) the array stays open. */
 int caid_array_close_on(struct caid_array *array, uint64_t stream, struct caid_error *error);
 /* Closes an array of no bytes when the lease of `with` ends, another array of the client, which
- * stays open: for a set whose members are used by the address of one. On failure it stays open. */
+ * stays open: for a set whose members are used by the address of one. On failure it stays open.
+ * CAID_ERR_INVALID: it has bytes, or its publication is under way (caid_array_publish_behind()). */
 int caid_array_close_with(struct caid_array *array, struct caid_array *with,
                           struct caid_error *error);
 
