@@ -38,6 +38,10 @@ class Tensor:
     def as_strided(self, shape, steps, start):
         return Tensor(self.memory, self.dtype, shape, steps, start)
 
+    def unbind(self):
+        (n, *shape), (step, *steps) = self.shape, self.steps
+        return [Tensor(self.memory, self.dtype, tuple(shape), tuple(steps), self.start + i * step) for i in range(n)]
+
     data = property(lambda self: Tensor(self.memory, self.dtype, self.shape, self.steps, self.start))
 
     def contiguous(self):
@@ -74,6 +78,7 @@ def _foreach_copy(targets, sources):
 OWN = types.ModuleType("torch")
 OWN.from_dlpack, OWN.Tensor, OWN.no_grad = _from_dlpack, Tensor, contextlib.nullcontext
 OWN._foreach_copy_ = _foreach_copy
+OWN._C = types.SimpleNamespace()
 vars(OWN).update({name: Dtype(name) for name in (*_torch_types._KINDS, *_typestr.NAMED)})
 
 

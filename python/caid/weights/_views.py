@@ -38,13 +38,18 @@ def torch(version, table, device=None):
 
     plan = _plan_of(version, table, "torch", _torch_types.dtypes(torch).get)
     blocks = [take(block) for block in version.blocks()]
-    # By .data each is a tensor of its own. Else all were views of one, and what autograd keeps of each were void
-    # as soon as another one is written in place.
     views = [
         blocks[block][: blocks[block].numel() // dtype.itemsize * dtype.itemsize].view(dtype).as_strided
         for block, dtype in plan.types
     ]
-    made = [views[at](shape, steps, start).data for at, shape, steps, start in plan.views]
+    # Each is a tensor of its own. Were all views of one for autograd, too, what that keeps of each were void as soon as
+    # another one is written in place.
+    below = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
+    made: list = [None] * len(plan.views)
+    with below() if below else contextlib.nullcontext():
+        for at, shape, steps, start, places in plan.runs:
+            for place, tensor in zip(places, views[at](shape, steps, start).unbind()):
+                made[place] = tensor if below else tensor.data
     for at in plan.copied:
         made[at] = made[at].contiguous()
     return _by_key(version, table, plan, made, take)
@@ -111,6 +116,7 @@ class _Plan:
         self.views = []  # (place in types, shape, strides in elements, offset in elements)
         self.places = []  # of each slot, in what is made; None: it is taken as an array
         self.copied = []  # places in views
+        self.runs = []  # the views, as _runs() has them
 
 
 def _plan_of(version, table, framework, dtype_of):
@@ -130,8 +136,28 @@ def _plan_of(version, table, framework, dtype_of):
         plan.places.append(len(plan.views))
         plan.views.append((at, slot.shape, tuple(step // size for step in slot.strides), start // size))
     plan.types = list(known)
+    plan.runs = list(_runs(plan.views))
     table.plans[framework, version.lows] = plan
     return plan
+
+
+def _runs(views):
+    """Views that are alike and as far from one another, as one: (place in types, shape, strides, offset, their places in
+    views). So PyTorch makes the thousands of a mixture of experts in few calls."""
+    alike: dict = {}
+    for place, (at, shape, steps, start) in enumerate(views):
+        alike.setdefault((at, shape, steps), []).append((start, place))
+    for (at, shape, steps), some in alike.items():
+        some.sort()
+        first = 0
+        while first < len(some):
+            start = some[first][0]
+            distance = some[min(first + 1, len(some) - 1)][0] - start
+            end = first + 1
+            while end < len(some) and some[end][0] == start + (end - first) * distance:
+                end += 1
+            yield at, (end - first, *shape), (distance, *steps), start, [place for _, place in some[first:end]]
+            first = end
 
 
 def _by_key(version, table, plan, made, take):
