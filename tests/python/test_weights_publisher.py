@@ -518,6 +518,37 @@ def test_close_waits_for_what_is_on_its_way(client, other, p):
         assert ended == [None] and current(other) == 1
 
 
+@pytest.mark.parametrize("versions", [2, 3])
+@pytest.mark.parametrize("closes", ["publisher", "client"])
+def test_a_wait_for_a_version_ends_when_it_is_closed(daemon, client, other, closes, versions):
+    with daemon.connect() as c, contextlib.ExitStack() as readers:
+        p = weights.publisher("m", LIKE, client=c, versions=versions)
+        for value in range(versions):
+            p.publish(tensors(value))
+            p.wait()
+            readers.enter_context(weights.open("m", client=other))
+        thread, ended = in_a_thread(lambda: p.publish(tensors(9)))
+        (p if closes == "publisher" else c).close()
+        thread.join(PATIENCE_S)
+        assert [type(e) for e in ended] == [caid.ClosedError] and current(other) == versions - 1
+        p.close()
+    client.unlink("m/")
+
+
+def test_a_wait_ends_in_time_while_another_thread_waits(client, p):
+    with client.stream(non_blocking=True) as stream:
+        held = Held(stream)
+        with held:
+            p.publish(tensors(1), stream=stream)
+            thread, ended = in_a_thread(p.wait)
+            for wait in lambda: p.wait(0), lambda: p.publish(tensors(2), timeout=0):
+                with pytest.raises(caid.TimedOutError):
+                    wait()
+            assert ended == []
+        thread.join(PATIENCE_S)
+    assert len(ended) == 1 and p.wait() == ended[0]
+
+
 def test_close_in_the_block_publishes_nothing(client, other, p):
     with pytest.raises(caid.ClosedError):
         with p.version() as w:

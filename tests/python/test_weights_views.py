@@ -413,6 +413,15 @@ def own_copy(torch, tensor):
     return tensor.contiguous() if torch is OWN else torch.zeros_like(tensor, memory_format=torch.contiguous_format)
 
 
+def without_memory(torch, tensor):
+    """As PyTorch's of device "meta" are."""
+    if torch is not OWN:
+        return tensor.to("meta")
+    made = own_torch.Tensor(tensor.memory, tensor.dtype, tensor.shape, tensor.steps)
+    made.data_ptr = lambda: 0
+    return made
+
+
 def test_a_copy_of_ones_own_is_never_in_shared_memory(client, torch):
     """Which is mapped read-only here: a write to it would end this process."""
     values = numpy.arange(24, dtype="<i4").reshape(4, 6)
@@ -434,6 +443,7 @@ def test_a_copy_of_ones_own_is_never_in_shared_memory(client, torch):
         assert (hosts["at"] == values.T).all() and (hosts["b"] == 7).all()
         wrong = {
             "'a' lies in the memory of a version": {**mine, "a": shared["a"]},
+            "'b' has no memory": {**mine, "b": without_memory(torch, mine["b"])},
             "'b' is not in the target": {key: mine[key] for key in ("a", "at")},
             "'more' is not in m": {**hosts, "more": hosts["a"]},
             "'b' is int64": {**hosts, "b": hosts["b"].astype("i8")},

@@ -44,6 +44,8 @@ def _differences(entry, key, x, torch):
     told = element.type_name if element is not None else str(x.dtype)
     if (told, shape) != (entry.typestr, entry.shape):
         yield f"{key!r} is {told} {shape}, not {entry.typestr} {entry.shape}"
+    if not ptr and entry.nbytes:
+        yield f"{key!r} has no memory"
     for version in list(_version._live):
         if any(start <= ptr < start + n for start, n in version.stretches()) and entry.nbytes:
             yield f"{key!r} lies in the memory of a version, which others read"

@@ -13,6 +13,7 @@ killed leaves it to the next, and a slot that was not published is freed at the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import sys
 import threading
@@ -39,8 +40,8 @@ from ._weights import Weights, prefix_of
 _BYTE = _typestr.of_typestr("|u1")
 _SHOWN = 8  # tensors that an error names
 _LARGE = 1 << 20  # bytes
-_FOREVER_NS = (1 << 64) - 1  # CAID_FOREVER
 _WHILE_S = 0.05  # for which one of several slots is waited for
+_LOOK_S = 0.5  # after which who waits for a slot looks whether the publisher has been closed
 
 
 # --- what a version is made of ----------------------------------------------------------------
@@ -577,7 +578,7 @@ class Publisher(OfProcess, NotCompared, Closing):
         OutOfMemoryError, QuotaError, LimitError
             There is no memory where some has to be taken anew.
         ClosedError, ForkedError
-            The publisher, or its client, is closed; it was inherited by ``os.fork()``.
+            The publisher, or its client, is closed, or was closed meanwhile; it was inherited by ``os.fork()``.
         caid.Error
             What kept the version before from being published; it is raised once.
         """
@@ -676,12 +677,13 @@ class Publisher(OfProcess, NotCompared, Closing):
 
     def _land(self, timeout):
         """Waits for the version that is on its way."""
-        with self._state:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._locked(timeout):
             slot = self._pending
             if slot is None:
                 return
             try:
-                self._generation = slot.set._publish_wait(timeout)
+                self._generation = slot.set._publish_wait(_left(deadline))
             except TimedOutError:
                 raise
             except Error:
@@ -691,6 +693,16 @@ class Publisher(OfProcess, NotCompared, Closing):
             if self._current is not None:
                 self._free.append(self._current)
             self._pending, self._current = None, slot
+
+    @contextlib.contextmanager
+    def _locked(self, timeout):
+        """Another thread has the lock as long as it waits in _land()."""
+        if not self._state.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+            raise TimedOutError(errno.ETIMEDOUT, f"{self!r}: the last version has not landed")
+        try:
+            yield
+        finally:
+            self._state.release()
 
     def _vacant(self, deadline):
         """Takes a slot that nobody has, or makes one where there are fewer than there may be."""
@@ -703,10 +715,13 @@ class Publisher(OfProcess, NotCompared, Closing):
             return self._made()
         for turn in itertools.count():
             # The daemon waits for one: where there are more, for each a while.
-            slot, left = self._free[turn % len(self._free)], _left(deadline)
-            is_last = len(self._free) == 1 or left is not None and left <= _WHILE_S
+            with self._state:
+                self._check()
+                slot, left = self._free[turn % len(self._free)], _left(deadline)
+                longest = _LOOK_S if len(self._free) == 1 else _WHILE_S
+            is_last = left is not None and left <= longest
             with contextlib.suppress(*() if is_last else (TimedOutError,)):
-                if self._take(slot, left if is_last else _WHILE_S):
+                if self._take(slot, left if is_last else longest):
                     return slot
                 return self._made()
 
@@ -714,12 +729,14 @@ class Publisher(OfProcess, NotCompared, Closing):
         """Takes a free slot when nobody has its version. False: it is given up, as it has got another name since, or
         has not come back from an earlier daemon."""
         try:
-            slot.set._vacate((slot.memory,), _FOREVER_NS if timeout is None else round(timeout * 1e9))
+            slot.set._vacate((slot.memory,), round(timeout * 1e9))
             is_there = True
         except (InvalidError, LostError):
             slot.close()
             is_there = False
-        self._free.remove(slot)
+        with self._state:
+            self._check()
+            self._free.remove(slot)
         return is_there
 
     def _made(self):
