@@ -258,19 +258,30 @@ books_closed(struct harness *h, uint64_t conn, uint64_t lease)
     books_given_up(h, conn, lease);
 }
 
+/* A client that has forgotten a block has unmapped it: what its streams do does not reach that. */
+static void
+drop_unknown(struct harness *h)
+{
+    for (size_t i = h->n_uses; i-- > 0;) {
+        const struct h_use *use = &h->uses[i];
+        if (use->is_old && use->fence.page && !is_held(h, use->conn, use->range.block))
+            h->uses[i] = h->uses[--h->n_uses];
+    }
+}
+
 void
 books_forgotten(struct harness *h, uint64_t conn, uint64_t block)
 {
     drop_holds(h, conn, block);
+    drop_unknown(h);
 }
 
-/* A client that has forgotten a block has unmapped it: what its streams do does not reach that. */
 void
 books_uses_unknown(struct harness *h)
 {
-    for (size_t i = h->n_uses; i-- > 0;)
-        if (h->uses[i].fence.page && !is_held(h, h->uses[i].conn, h->uses[i].range.block))
-            h->uses[i] = h->uses[--h->n_uses];
+    for (size_t i = 0; i < h->n_uses; i++)
+        h->uses[i].is_old = true;
+    drop_unknown(h);
 }
 
 /* Nothing that the process had is in use any more. */

@@ -15,8 +15,8 @@ void books_arrays(struct harness *h, const struct core_action *a, enum msg_metho
                   const struct msg_arrays_result *result, struct h_reply *reply);
 void books_closed(struct harness *h, uint64_t conn, uint64_t lease);
 void books_forgotten(struct harness *h, uint64_t conn, uint64_t block);
-/* The core is killed: nobody tells the next one of what is under way in a block that its client has
- * forgotten, and so unmapped. */
+/* The core is killed: the next one does not wait for what is under way in a block that its client
+ * has forgotten, and so unmapped, or forgets later. */
 void books_uses_unknown(struct harness *h);
 void books_exited(struct harness *h, uint64_t conn);
 /* What it has goes on under another number. */

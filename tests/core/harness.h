@@ -146,6 +146,7 @@ struct h_use { /* what a bracket uses, from its begin; then its fence, until tha
     uint64_t conn, bracket, lease;
     uint32_t request;
     bool write;
+    bool is_old;          /* had begun before the core was killed last */
     uint64_t from, end;   /* bytes of the array; 0, 0: all */
     struct h_range array; /* all of it */
     struct h_range range; /* and what is used */

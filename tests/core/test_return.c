@@ -875,6 +875,29 @@ CORE_TEST(return, and_forget_what_is_lost_then, NULL)
     cr_assert_eq(read_of_who_forgets(h, DEAD_AFTER), PROTO_ERR_ABANDONED);
 }
 
+/* Nothing is left of the array but what its writer's stream does: the memory goes as soon as he has
+ * unmapped it. */
+CORE_TEST(return, and_forget_a_block_that_his_stream_writes, NULL)
+{
+    uint64_t a = come(h, 1000), block = h->replies[a].block, lease = h->replies[a].lease;
+    uint64_t page = h_page_new(h, a);
+
+    h_end_at(h, a, h_begun(h, a, lease, true), page, 0);
+    h_close(h, a, lease);
+    saved_restart(h);
+    uint64_t conn = back(h, a, 1000);
+    books_moved(h, a, conn);
+    resume(h, conn,
+           (struct msg_resume_params){.blocks = {&block, 1},
+                                      .pages = {&page, 1},
+                                      .done = true});
+    h_finish_all(h);
+    cr_assert_eq(h_counts(h).blocks, 1);
+    h_forget(h, conn, block);
+    h_finish_all(h);
+    cr_assert_eq(h_counts(h).blocks, 0);
+}
+
 /* Connections that have the same bits as the writers, and not their memory, do not count: one that
  * has hung up before the restart, one that does not come back. */
 CORE_TEST(return, beside_others_that_do_not, NULL)
