@@ -903,6 +903,14 @@ core_is_abandoned(struct core *core, uint64_t id, bool *ret_all)
     return is_abandoned;
 }
 
+bool
+core_has_bracket(struct core *core, uint64_t id, uint64_t bracket)
+{
+    struct conn *conn = conn_find(&core->conns, id);
+
+    return conn && bracket_find(conn, bracket);
+}
+
 void
 core_get_counts(const struct core *core, struct core_counts *ret)
 {

@@ -237,6 +237,8 @@ void core_get_counts(const struct core *core, struct core_counts *ret);
 void core_check(const struct core *core);
 /* Whether the array is abandoned, and all of it, not ranges alone. */
 bool core_is_abandoned(struct core *core, uint64_t array, bool *ret_all);
+/* Of a connection that has not departed. */
+bool core_has_bracket(struct core *core, uint64_t conn, uint64_t bracket);
 /* What sums were is of no concern any more: the next core is another one. */
 void core_check_anew(void);
 /* So little is done in one event. */

@@ -84,6 +84,7 @@ struct m_bracket {
     uint64_t id, thread, order, deadline_ns;
     uint32_t request;
     bool waiting; /* else open */
+    bool may_go;  /* in this step its turn may have come, and it went silently */
     int n_claims;
     struct m_claim claims[M_CLAIMS];
 };

@@ -403,6 +403,16 @@ pass_offenders(struct model *m, int slot, uint32_t request)
     }
 }
 
+/* A bracket opens. The turn of those that it has overtaken may have come before that, or not. */
+static void
+note_overtaken(struct model *m)
+{
+    for (int i = 0; i < m->n_brackets; i++) {
+        struct m_bracket *b = &m->brackets[i];
+        b->may_go |= b->waiting && m->slots[b->slot].offended && model_all_ready(m, b, true);
+    }
+}
+
 void
 model_begin_answered(struct model *m, const struct m_request *r, const struct h_reply *reply)
 {
@@ -430,6 +440,7 @@ model_begin_answered(struct model *m, const struct m_request *r, const struct h_
     EXPECT(m, !reads_abandoned(m, b), "what is abandoned is read");
     check_fences(m, b, reply);
     pass_offenders(m, r->slot, r->id);
+    note_overtaken(m);
     find_request(m, r->slot, r->id)->waiting = false;
 }
 
@@ -443,7 +454,10 @@ drop_offenders(struct model *m)
         struct m_bracket *b = &m->brackets[i];
         if (!b->waiting || !m->slots[b->slot].offended)
             continue;
-        if (b->deadline_ns <= m->h.now_ns || model_all_ready(m, b, false)) {
+        bool has_gone = b->may_go &&
+                        !core_has_bracket(m->h.core, m->slots[b->slot].conn, b->id);
+        b->may_go = false;
+        if (has_gone || b->deadline_ns <= m->h.now_ns || model_all_ready(m, b, false)) {
             model_bracket_gone(m, b);
             i = -1;
         }
