@@ -319,6 +319,36 @@ def test_a_version_takes_the_place_of_the_one_before(client, other, torch):
         slot.close()
 
 
+def test_ctrl_c_after_the_wait_leaves_the_newer_version_in_its_place(client, other, torch, monkeypatch):
+    made = slots(client, 2)
+    publish(made[0])
+    with weights.open("m", client=other) as w:
+        tensors, exchange = w.torch(), type(other)._exchange
+
+        def interrupted(*given):
+            exchange(*given)
+            raise KeyboardInterrupt
+
+        publish(made[1])
+        monkeypatch.setattr(type(other), "_exchange", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            w.advance()
+        monkeypatch.undo()
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        assert w.version == client.show("m/").entry.generation and value(torch, w) == 1
+        assert {byte for tensor in tensors.values() for byte in bytes_of(torch, tensor)} == {1}
+        other.flush()
+        assert n_leases(other) == 4, "two of the reader's, on what its tensors show, and two of the publisher's"
+        made[0]._vacate((), 0)
+        publish(made[0])
+        with pytest.raises(caid.TimedOutError):
+            made[1]._vacate((), 0)
+        assert w.advance() == w.version and value(torch, w) == 0
+    tensors.clear()
+    for slot in made:
+        slot.close()
+
+
 def test_what_cannot_take_its_place_changes_nothing(client, other, torch, soft):
     made = slots(client, 2)
     with client.full(N_BYTES, 9, "|u1", exclusive=True) as whole, client.full(1 << 20, 9, "|u1") as small:

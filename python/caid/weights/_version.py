@@ -125,13 +125,17 @@ class Version:
         """Puts what `new` has at this one's addresses, and takes its leases for it. Where that fails, both are as they
         were, or unmapped."""
         client, leases = self._set.client, (tuple(self.leases), tuple(new.leases))
+        before = [lease.ptr for lease in self.leases]
         try:
-            client._exchange(*leases)
-        except InvalidError:
-            client.flush()  # it waits for the ends of arrays there that have been closed
-            client._exchange(*leases)
-        self.leases, new.leases = new.leases, self.leases
-        self._set, new._set = new._set, self._set
+            try:
+                client._exchange(*leases)
+            except InvalidError:
+                client.flush()  # it waits for the ends of arrays there that have been closed
+                client._exchange(*leases)
+        finally:  # Ctrl-C during the wait is raised when the blocks have changed places
+            if [lease.ptr for lease in self.leases] != before:
+                self.leases, new.leases = new.leases, self.leases
+                self._set, new._set = new._set, self._set
 
     def end(self, stream=None):
         """Ends the leases, the set's behind the others. Idempotent. Where the stream cannot be waited for, some

@@ -364,7 +364,8 @@ class Weights(NotCompared, Mapping[str, Array]):
                 return None
             self._exchange(opened)
         except BaseException:
-            opened.close()
+            if self._set is not opened:
+                opened.close()
             raise
         return self.version
 
@@ -378,9 +379,13 @@ class Weights(NotCompared, Mapping[str, Array]):
             if here != there or newer._table.differs_from(self._table):
                 raise invalid(f"{self.name}@{newer.version} is not laid out as version {self.version}: take newer()")
             self._set._close_opened()
-            version.advance(new)
-            self._set, newer._set = newer._set, self._set
-            self._hidden, self._text = newer._hidden, None
+            leases = new.leases
+            try:
+                version.advance(new)
+            finally:
+                if version.leases is leases:
+                    self._set, newer._set = newer._set, self._set
+                    self._hidden, self._text = newer._hidden, None
         finally:
             newer.close()
 
