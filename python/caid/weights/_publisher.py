@@ -607,8 +607,8 @@ class Publisher(OfProcess, NotCompared, Closing):
     def publish(
         self, state_dict: Mapping[str, Any], *, stream: Any = None, timeout: float | None = None, metadata: Any = None
     ) -> None:
-        """Publishes copies of tensors as the next version, in one batch, as version() does: without waiting for the
-        copy.
+        """Publishes copies of tensors as the next version, as version() does: without waiting for the copies. Tensors
+        of PyTorch that are on another device go through memory of PyTorch's on this one.
 
         Parameters
         ----------
