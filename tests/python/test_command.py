@@ -16,9 +16,8 @@ import numpy
 import pytest
 from conftest import PATIENCE_S, n_blocks, wait_until
 
-import caid
 from caid import _command, weights
-from caid.weights import _progress
+from caid.weights import _load, _progress
 
 CAIDCTL = str(pathlib.Path(os.environ["CAID_BUILD_DIR"]) / "bin" / "caidctl")
 
@@ -268,7 +267,7 @@ def test_ctrl_c(client, start, path, tmp_path, terminal):
 @pytest.mark.parametrize("n_signals", [1, 2])
 def test_ctrl_c_that_comes_too_late(client, daemon, path, tmp_path, monkeypatch, capsys, n_signals):
     """It is not said then that nothing was changed."""
-    monkeypatch.setattr(caid.Client, "publish_many", then_interrupt(caid.Client.publish_many, n_signals))
+    monkeypatch.setattr(_load.Loading, "publish", then_interrupt(_load.Loading.publish, n_signals))
     monkeypatch.setattr(os, "replace", then_interrupt(os.replace, n_signals))
     monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(reconfigure=lambda **_: None, write=sys.stdout.write))
     for args in ["load", path, "-n", "m"], ["save", "m", tmp_path / "saved"]:

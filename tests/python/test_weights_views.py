@@ -68,6 +68,7 @@ def check_same(torch, tensors, w):
     assert list(tensors) == list(w)
     for key, array in w.items():
         tensor = tensors[key]
+        assert torch is OWN or not tensor._is_view()  # to write it in place voids nothing of another one for autograd
         assert name_of(torch, tensor.dtype) == (
             array._layout.element.name or numpy.dtype(array.typestr).name
         )

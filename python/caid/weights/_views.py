@@ -44,7 +44,7 @@ def torch(version, table, device=None):
     ]
     # Each is a tensor of its own. Were all views of one for autograd, too, what that keeps of each were void as soon as
     # another one is written in place.
-    below = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
+    below = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", None)
     made: list = [None] * len(plan.views)
     with below() if below else contextlib.nullcontext():
         for at, shape, steps, start, places in plan.runs:
