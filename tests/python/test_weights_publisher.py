@@ -352,6 +352,29 @@ def test_a_block_that_fails_publishes_nothing(client, other, p, streams):
     wait_until(lambda: (other.flush(), n_blocks(client))[1] == 2, client.memory_info)
 
 
+def test_ctrl_c_as_a_version_is_published(client, other, p):
+    """It was on its way by then: it is published, and its slot goes on."""
+    slot = p._free[0]
+    lease = slot.set
+
+    class Interrupted:
+        def _publish_behind(self, *args):
+            lease._publish_behind(*args)
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name):
+            return getattr(lease, name)
+
+    slot.set = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        p.publish(tensors(1))
+    slot.set = lease
+    for value in 1, 2, 3:
+        assert landed(p, other) == value
+        p.publish(tensors(value + 1))
+    assert landed(p, other) == 4 and n_blocks(client) == 2
+
+
 def test_one_version_is_written_at_a_time(client, p):
     with p.version() as w:
         arrays = list(w.values())

@@ -599,7 +599,8 @@ class Publisher(OfProcess, NotCompared, Closing):
                 finally:
                     w._close()
             except BaseException:  # what is on its way there must not meet the next version
-                slot.close()
+                if slot is not self._pending:
+                    slot.close()
                 raise
         finally:
             self._writing.release()
@@ -672,8 +673,12 @@ class Publisher(OfProcess, NotCompared, Closing):
             _pending.order(slot.memory, stream)
         with self._state:
             self._check()
-            slot.set._publish_behind(self._prefix, text, 0 if stream is None else _any_stream.handle(stream))
-            self._pending = slot
+            self._pending = slot  # first: Ctrl-C may come as the call returns
+            try:
+                slot.set._publish_behind(self._prefix, text, 0 if stream is None else _any_stream.handle(stream))
+            except Error:
+                self._pending = None
+                raise
 
     def _land(self, timeout):
         """Waits for the version that is on its way."""
@@ -690,9 +695,9 @@ class Publisher(OfProcess, NotCompared, Closing):
                 self._pending = None
                 slot.close()
                 raise
-            if self._current is not None:
-                self._free.append(self._current)
-            self._pending, self._current = None, slot
+            before, self._pending, self._current = self._current, None, slot
+            if before is not None:
+                self._free.append(before)
 
     @contextlib.contextmanager
     def _locked(self, timeout):
