@@ -10,9 +10,9 @@
 #include "set.h"
 #include "state.h"
 
-#define USES_MAX 1024  /* looked at in one event: a tenth of a millisecond */
-#define TOLD_MAX 8     /* processes that a refusal names */
-#define WALK_MAX 65536 /* parts that are looked at for these */
+#define USES_MAX 1024 /* looked at in one event: a tenth of a millisecond */
+#define TOLD_MAX 8    /* processes that a refusal names */
+#define WALK_MAX 4096 /* parts and leases that are looked at for these, of anybody's making */
 
 static int
 end_compare(const struct vacate *a, const struct vacate *b)
@@ -141,6 +141,7 @@ struct culprits {
     size_t n, size;
     pid_t pids[TOLD_MAX];
     uint32_t n_pids, n_more;
+    uint32_t n_walked; /* parts and leases looked at */
 };
 
 static void add_text(struct culprits *c, const char *fmt, ...) PRINTF(2, 3);
@@ -194,14 +195,26 @@ is_own(const struct vacate *vacate, const struct lease *lease)
             bsearch(&lease->id, vacate->own, vacate->n_own, sizeof(uint64_t), compare_u64));
 }
 
+/* Counts one step of the walk. */
+static bool
+is_enough(struct culprits *c)
+{
+    if (c->n_walked++ >= WALK_MAX)
+        c->n_more = 1;
+    return c->n_more;
+}
+
 static void
 add_culprits(struct culprits *c, const struct vacate *vacate, const struct array *array)
 {
     const struct lease *lease;
 
-    LIST_FOREACH(lease, &array->leases, of_array)
+    LIST_FOREACH(lease, &array->leases, of_array) {
+        if (is_enough(c))
+            return;
         if (!is_own(vacate, lease))
             add_culprit(c, lease);
+    }
 }
 
 static void
@@ -211,22 +224,18 @@ refuse_in_use(struct core *core, const struct vacate *vacate, const struct array
     const struct whole *whole = vacate->whole;
     char text[320] = "";
     struct culprits c = {.text = text, .size = sizeof(text)};
-    const struct part *part;
-    uint32_t n = 0;
+    const struct part *part = whole->n_leases ? LIST_FIRST(&whole->parts) : NULL;
 
     add_culprits(&c, vacate, set);
     add_culprits(&c, vacate, whole->array);
-    LIST_FOREACH(part, &whole->parts, of_whole) {
-        if (n++ == WALK_MAX || c.n_more)
-            break;
+    for (; part && !is_enough(&c); part = LIST_NEXT(part, of_whole))
         add_culprits(&c, vacate, part->array);
-    }
     if (c.n_more)
-        add_text(&c, " and others");
+        add_text(&c, c.n_pids ? " and others" : "many leases");
     refusal_fill(r, PROTO_ERR_TIMEOUT,
                  "set \"%s\" of generation %" PRIu64 " is still in use: %s%s", array_label(set),
                  set->generation,
-                 c.n_pids ? "by "
+                 c.n ? "by "
                  : is_public(whole, set)
                      ? "an array in its memory has a name, or is in another set"
                  : is_in_doubt(core, whole, set)

@@ -549,6 +549,30 @@ CORE_TEST(set_parts, are_waited_for_in_time, h_sharing)
     unname(h, &slot);
 }
 
+static void
+many_leases(struct core_config *config)
+{
+    h_sharing(config);
+    config->limits.leases = 10000;
+}
+
+/* Whoever may open an array may have many leases on it: a refusal looks at some. */
+CORE_TEST(set_parts, are_refused_in_bounded_time, many_leases)
+{
+    struct slot slot = displaced(h);
+    uint64_t b = h_connect(h, 1000, 1000), c = h_connect(h, 1000, 1000);
+
+    open_old(h, b, &slot, "s/b");
+    for (int i = 0; i < 5000; i++)
+        open_old(h, c, &slot, "s/b");
+    h_vacate(h, slot.conn, slot.set, slot.whole, NSEC_PER_SEC);
+    h_tick(h, NSEC_PER_SEC);
+    const struct h_reply *reply = &h->replies[slot.conn];
+    cr_assert_eq(reply->error, PROTO_ERR_TIMEOUT);
+    cr_assert(strstr(reply->text, " and others"), "%s", reply->text);
+    unname(h, &slot);
+}
+
 CORE_TEST(set_parts, are_not_vacated, h_sharing)
 {
     struct slot slot = displaced(h);
