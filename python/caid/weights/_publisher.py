@@ -5,9 +5,8 @@ A version lies in a **slot**: an array of bytes of its own block, of which the t
 these. Publishing gives the model's name to another slot's set. A slot is written when nobody has its version, which
 the daemon knows and waits for.
 
-Who publishes has a write bracket on an array of no bytes, NAME.publisher: so publishers take turns, and the next one's
-turn comes when the one before has closed, or its process has exited. The array goes with its publisher. One that was
-killed leaves it to the next, and a slot that was not published is freed at the exit.
+Publishers take turns (_turn.py), by the array NAME.publisher. A slot that was not published is freed at the exit of its
+process.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from typing import Any, NamedTuple
 
 from .._base import _geometry, _metadata, _typestr
 from .._base._errors import (
-    DeadlockError, Error, InvalidError, InvalidNameError, LostError, NotFoundError, TimedOutError, check_timeout, closed,
-    invalid,
+    Error, InvalidError, InvalidNameError, LostError, NotFoundError, TimedOutError, check_timeout, closed, invalid,
 )
 from .._base._lifetime import Closing, NotCompared, OfProcess
 from .._handoff import _any_stream, _pending, _stream
@@ -34,6 +32,7 @@ from .._memory import _array, _copy, _data
 from .._memory._layout import Layout
 from .._session._client import Client
 from . import _plan
+from ._turn import Turn, left
 from ._views import elements_of
 from ._weights import Weights, prefix_of
 
@@ -336,64 +335,6 @@ def _torch_stream(torch, stream, device):
 # --- publishing -----------------------------------------------------------------------------
 
 
-class _Turn:
-    """The write bracket that one publisher of a name has at a time."""
-
-    def __init__(self, client, name, pool, timeout):
-        self._client, self._name, self._pool = client, f"{name}.publisher", pool
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._begin(name, _left(deadline)):
-            pass
-
-    def _begin(self, name, timeout):
-        """False: the one before has taken the array's name away, and others have a new one's."""
-        self._array = self._client.create(self._name, 0, "|u1", pool=self._pool, exist_ok=True)
-        self._bracket = self._array.write(timeout=timeout)
-        try:
-            self._bracket.begin()
-            if self._is_named():
-                return True
-        except (TimedOutError, DeadlockError) as e:
-            self._leave()
-            raise type(e)(e.errno, f"{name}: {self._who()} publishes it") from None
-        except BaseException:
-            self._leave()
-            raise
-        self._leave()
-        return False
-
-    def _is_named(self):
-        try:
-            found = self._client.show(self._name, pool=self._pool)
-        except NotFoundError:
-            return False
-        return found.entry.generation == self._array.generation
-
-    def _who(self):
-        """Whose turn it is, as far as the daemon knows: it has been started anew, perhaps, and he is not back."""
-        writing: list = []
-        with contextlib.suppress(Error):
-            holders = self._client.show(self._name, pool=self._pool).holders
-            writing = [holder for holder in holders if holder.writing] or [h for h in holders if h.hung_up]
-        return ", ".join(f"{holder.client or 'process'} {holder.pid}" for holder in writing) or "another process"
-
-    def end(self):
-        """The name goes first: who waits for the bracket looks for another array then."""
-        with contextlib.suppress(Error):
-            self._client.unlink(self._name, pool=self._pool)
-        self._leave()
-
-    def _leave(self):
-        with contextlib.suppress(Error):
-            if self._bracket.is_open:
-                self._bracket.end()
-        self._array.close()
-
-
-def _left(deadline):
-    return None if deadline is None else max(deadline - time.monotonic(), 0)
-
-
 def create(client, name, like, versions, pool, device, timeout) -> Publisher:
     """publisher()."""
     prefix = prefix_of(name)
@@ -409,7 +350,7 @@ def create(client, name, like, versions, pool, device, timeout) -> Publisher:
     self._writing, self._state = threading.Lock(), threading.RLock()
     self._free = []
     self._current = self._pending = None
-    self._turn = _Turn(client, prefix[:-1], pool, timeout)
+    self._turn = Turn(client, f"{prefix[:-1]}.publisher", pool, timeout, "publishes")
     try:
         self._current, self._generation = self._adopt()
         for _ in range(versions - (self._generation > 0)):
@@ -688,7 +629,7 @@ class Publisher(OfProcess, NotCompared, Closing):
             if slot is None:
                 return
             try:
-                self._generation = slot.set._publish_wait(_left(deadline))
+                self._generation = slot.set._publish_wait(left(deadline))
             except TimedOutError:
                 raise
             except Error:
@@ -711,7 +652,7 @@ class Publisher(OfProcess, NotCompared, Closing):
 
     def _vacant(self, deadline):
         """Takes a slot that nobody has, or makes one where there are fewer than there may be."""
-        self._land(_left(deadline))
+        self._land(left(deadline))
         for slot in list(self._free):
             with contextlib.suppress(TimedOutError):
                 if self._take(slot, 0):
@@ -722,11 +663,11 @@ class Publisher(OfProcess, NotCompared, Closing):
             # The daemon waits for one: where there are more, for each a while.
             with self._state:
                 self._check()
-                slot, left = self._free[turn % len(self._free)], _left(deadline)
+                slot, rest = self._free[turn % len(self._free)], left(deadline)
                 longest = _LOOK_S if len(self._free) == 1 else _WHILE_S
-            is_last = left is not None and left <= longest
+            is_last = rest is not None and rest <= longest
             with contextlib.suppress(*() if is_last else (TimedOutError,)):
-                if self._take(slot, left if is_last else longest):
+                if self._take(slot, rest if is_last else longest):
                     return slot
                 return self._made()
 
