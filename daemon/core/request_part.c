@@ -175,8 +175,9 @@ HANDLER(on_stage_parts)
         rc = lease_get(conn, p->whole, &lease, r);
     if (rc == 0)
         rc = whole_check(conn, lease, r);
-    if (rc == 0 && lease->array->pool != set->pool)
-        rc = refuse(r, PROTO_ERR_INVALID, "a set's members are of its pool");
+    if (rc == 0 && (lease->array == set || lease->array->pool != set->pool))
+        rc = refuse(r, PROTO_ERR_INVALID,
+                    "a set's members are of its pool, and not parts of it");
     if (rc == 0)
         rc = stage_parts(core, conn, set, lease->array, p, members, r);
     if (rc)

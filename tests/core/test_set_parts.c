@@ -280,6 +280,34 @@ CORE_TEST(set_parts, whose_they_may_be, h_sharing)
     h_unlink(h, a, "x", "open");
 }
 
+/* A set keeps its members, and a part its whole: none of them keeps itself. */
+CORE_TEST(set_parts, keep_nothing_in_a_circle, h_sharing)
+{
+    const struct msg_member none[] = {member_at("a", 0, &(int64_t){0})};
+    const struct msg_str key = MSG_STR("a");
+    uint64_t a = h_connect(h, 1000, 1000), sets[2];
+
+    for (int i = 0; i < 2; i++)
+        sets[i] = h_small(h, a, 0).lease;
+    uint64_t was = charged(h).arrays;
+    cr_assert_eq(h_stage_parts(h, a, sets[0], sets[0], none, 1, false)->error,
+                 PROTO_ERR_INVALID);
+    cr_assert_eq(h_stage_parts(h, a, sets[1], sets[0], none, 1, false)->error, 0);
+    cr_assert_eq(h_stage_parts(h, a, sets[0], sets[1], none, 1, false)->error,
+                 PROTO_ERR_INVALID);
+    uint64_t part = h_request(h, a, MSG_OPEN,
+                              &(struct msg_open_params){.names = {&key, 1},
+                                                        .of = sets[1],
+                                                        .mode = MSG_STR("r")})
+                        ->lease;
+    h_request(h, a, MSG_STAGE, &(struct msg_stage_params){sets[0], {&key, 1}, {&part, 1}});
+    cr_assert_eq(h->replies[a].error, PROTO_ERR_INVALID);
+    h_close(h, a, part);
+    h_close(h, a, sets[0]);
+    h_close(h, a, sets[1]);
+    cr_assert_eq(charged(h).arrays, was - 2);
+}
+
 static uint64_t host_limit;
 
 static void
