@@ -35,7 +35,7 @@ caid.weights             model weights from safetensors files, loaded once, swap
 caid.storage             fields of weather and climate codes, on the host and the device
 caid.torch, caid.cupy, caid.numba, caid.cuda_core, caid.rmm
                          other libraries' arrays in caid's memory
-caid.dask, caid.mpi, caid.ray
+caid.dask, caid.mpi, caid.ray, caid.vllm
                          arrays between workers, ranks and actors
 
 What users of Numba know is here by its names: ``to_device()``, ``pinned_array()``, ``mapped()``, ...

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for vLLM: the names that caid.vllm uses, with the parameters that they have in vLLM 0.32, which
+`./dev engines` looks at, and one small model. Its weights are one file, float32s of which each layer has a matrix."""
+
+import contextlib
+import logging
+import sys
+import types
+
+import torch
+
+__version__ = "0.32.0"
+
+
+def _module(name, **members):
+    module = types.ModuleType(f"vllm.{name}")
+    vars(module).update(members)
+    sys.modules[module.__name__] = module
+    parent, _, leaf = name.rpartition(".")
+    setattr(sys.modules[f"vllm.{parent}" if parent else "vllm"], leaf, module)
+    module.__path__ = [f"{__path__[0]}/{name.replace('.', '/')}"]
+    for member in members.values():
+        if getattr(member, "__module__", None) == __name__:
+            member.__module__ = module.__name__
+    return module
+
+
+class QuantizeMethodBase:
+    supports_pre_processed_weights = True
+
+
+class UnquantizedLinearMethod(QuantizeMethodBase):
+    def process_weights_after_loading(self, layer):
+        assert not layer.weight.is_meta
+        layer.cpu_linear = torch.nn.functional.linear
+        if not getattr(layer, "_cpu_skip_gemm_dispatch", False):
+            layer.cpu_linear = "packed"
+            layer.weight = None
+
+
+class UnquantizedEmbeddingMethod(QuantizeMethodBase):
+    def process_weights_after_loading(self, layer):
+        layer.cpu_linear = "packed"
+
+
+class OddMethod(QuantizeMethodBase):
+    supports_pre_processed_weights = False
+
+    def process_weights_after_loading(self, layer):
+        pass
+
+
+_processed = [False]
+
+
+@contextlib.contextmanager
+def weights_already_processed():
+    _processed.append(True)
+    yield
+    _processed.pop()
+
+
+def get_tp_group():
+    return types.SimpleNamespace(rank_in_group=0, world_size=1)
+
+
+def init_logger(name):
+    return logging.getLogger(name)
+
+
+_module("logger", init_logger=init_logger)
+_module("envs", compile_factors=lambda: {})
+_module("distributed")
+_module(
+    "distributed.parallel_state",
+    get_tp_group=get_tp_group, get_pp_group=get_tp_group, get_dp_group=get_tp_group, get_pcp_group=get_tp_group,
+)
+_module("utils")
+_module("utils.torch_utils", set_default_torch_dtype=torch.default_dtype)
+_module("model_executor")
+_module("model_executor.utils", weights_already_processed=weights_already_processed)
+_module("model_executor.layers")
+_module("model_executor.layers.linear", UnquantizedLinearMethod=UnquantizedLinearMethod)
+_module("model_executor.layers.quantization")
+_module("model_executor.layers.quantization.base_config", QuantizeMethodBase=QuantizeMethodBase)
+_module("model_executor.layers.vocab_parallel_embedding", UnquantizedEmbeddingMethod=UnquantizedEmbeddingMethod)
