@@ -245,12 +245,11 @@ created(struct model *m, const struct m_request *r, const struct h_reply *reply)
 static int
 array_of(struct model *m, const struct m_request *r, const struct h_array *a)
 {
-    uint64_t label = strtoull(a->metadata, NULL, 10);
-
     for (int i = 0; i < m->n_arrays; i++) {
         const struct m_array *array = &m->arrays[i];
-        if (array->label != label)
+        if (array->id != a->number)
             continue;
+        EXPECT(m, array->label == strtoull(a->metadata, NULL, 10), "another one's metadata");
         cr_assert_eq(array->pool, r->pool, "an array of another pool (I1)");
         cr_assert_eq(array->nbytes, a->nbytes);
         cr_assert_eq(array->stamp, a->stamp, "what was written there is not there any more");
@@ -272,6 +271,8 @@ opened(struct model *m, const struct m_request *r, const struct h_reply *reply)
         int says = r->set == M_NONE ? array : r->set;
         EXPECT(m, m->arrays[says].generation == reply->arrays[i].generation,
                "another generation");
+        if (i == 0)
+            model_check_layout(m, array, reply->layout);
         lease_add(m, &m->slots[r->slot], reply->arrays[i].lease, array, r->readonly);
         if (r->method == MSG_TAKE && !r->keeps)
             model_granted(m, r, reply->arrays[i].lease, array);
@@ -337,6 +338,7 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
     case MSG_OPEN:
     case MSG_OPEN_COMPANION: opened(m, r, reply); break;
     case MSG_STAGE: model_staged(m, r); break;
+    case MSG_STAGE_PARTS: model_parts_staged(m, r, reply); break;
     case MSG_SEND: model_ticket_add(m, r, (int)r->seen, r->readonly); break;
     case MSG_WITHDRAW: model_withdrawn(m, r, reply->n_entries); break;
     case MSG_TAKE:

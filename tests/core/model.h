@@ -41,7 +41,8 @@ struct m_array {
     uint64_t label;      /* its metadata */
     uint64_t stamp, nbytes;
     uint64_t id, span, block, offset;
-    uid_t uid; /* who created it */
+    uint64_t at; /* a part: in the whole */
+    uid_t uid;   /* who created it */
     int n_leases, n_departed;
     int companion; /* that it keeps, or M_NONE */
     int keeper;    /* whose companion it is, or M_NONE */
@@ -49,11 +50,11 @@ struct m_array {
     int n_parts;   /* of it, that are alive */
     bool is_set;
     int members[M_KEYS]; /* or M_NONE */
+    uint64_t layout;     /* that the core has told, or 0 */
     int n_sets;          /* keys under which it is kept */
     int publisher;  /* of the part: slot, or M_NONE: nobody is to be told that it is gone */
     bool told;      /* he has been */
     bool is_old;    /* a part of an earlier core's */
-    uint64_t part;  /* its number */
     bool abandoned; /* as was found; there may be more: model_is_abandoned() */
     struct m_range torn[M_TORN]; /* the same, of ranges */
     int n_torn;
@@ -144,7 +145,13 @@ struct m_request {
     uint64_t expires_ns; /* what it names */
     int companion;       /* that it publishes, or M_NONE */
     int set;             /* whose key it opens, or that it fills, or M_NONE */
-    uint32_t may_fail;   /* bits: with these errors */
+    int n_parts;         /* that it fills it with, from key `label` on, each of: */
+
+    struct m_place {
+        uint64_t at, nbytes;
+    } places[M_KEYS];
+
+    uint32_t may_fail; /* bits: with these errors */
     bool must_fail;
     bool readonly;  /* what it opens */
     bool keeps;     /* the ticket by which it does; or makes one to be kept */
@@ -314,6 +321,11 @@ void model_step_part(struct model *m, int slot);
 void model_publish_part(struct model *m, int slot, const struct m_lease *lease, int name);
 void model_part_published(struct model *m, const struct m_request *r,
                           const struct h_reply *reply);
+/* `part` has its id and place; returns its index. */
+int model_part_add(struct model *m, int whole, struct m_array part);
+/* What stands against parts of what the slot has leased. */
+void model_expect_whole(struct model *m, struct m_request *r, const struct m_slot *slot,
+                        const struct m_lease *lease);
 void model_parts_told(struct model *m, const struct m_request *r, const struct h_reply *reply);
 /* Who has hung up is told of nothing. */
 void model_parts_hangup(struct model *m, int slot);
@@ -323,7 +335,17 @@ void model_check_part_count(const struct model *m, int array, const struct msg_e
 
 /* model_set.c */
 void model_step_set(struct model *m, int slot);
+/* Its lease on a set of parts, to publish it by, or NULL. */
+const struct m_lease *model_some_version(struct model *m, int slot);
+/* Its lease on the set takes parts of what the other one is on. */
+void model_stage_parts(struct model *m, int slot, const struct m_lease *set,
+                       const struct m_lease *whole);
 void model_staged(struct model *m, const struct m_request *r);
+void model_parts_staged(struct model *m, const struct m_request *r,
+                        const struct h_reply *reply);
+/* The layout that the core tells of the set: it is the same for the same parts, and never changes
+ * afterwards. */
+void model_check_layout(struct model *m, int set, uint64_t layout);
 /* What sets have against the name for the array, NULL for a new one. */
 void model_expect_sets(struct model *m, struct m_request *r, const struct m_array *array);
 /* Checks what a list has of the members of a set; returns how many. */
@@ -351,6 +373,7 @@ const struct core_pool_config *model_pool(const struct model *m, int pool);
 void model_choose(struct model *m, struct core_config *config);
 
 /* model_steps.c */
+void model_publish(struct model *m, int slot, const struct m_lease *lease, int name);
 void PRINTF(2, 3) model_note(struct model *m, const char *fmt, ...);
 void model_step(struct model *m);
 void model_step_connect(struct model *m);

@@ -33,6 +33,18 @@ choose_place(struct model *m, const struct m_array *whole, struct m_request *r)
         r->span = 1 + model_random(m, (uint32_t)r->span);
 }
 
+void
+model_expect_whole(struct model *m, struct m_request *r, const struct m_slot *slot,
+                   const struct m_lease *lease)
+{
+    const struct m_array *whole = &m->arrays[lease->array];
+
+    model_refuse(r, !model_may(m, slot, whole->pool, 2) || whole->uid != slot->uid,
+                 ERR(PERMISSION));
+    model_refuse(r, lease->readonly || whole->whole != M_NONE, ERR(INVALID));
+    model_refuse(r, model_is_abandoned(m, lease->array), ERR(ABANDONED));
+}
+
 static void
 expect_part(struct model *m, const struct m_slot *slot, const struct m_lease *lease,
             struct m_request *r)
@@ -40,13 +52,8 @@ expect_part(struct model *m, const struct m_slot *slot, const struct m_lease *le
     const struct m_array *whole = &m->arrays[lease->array];
     int creating = r->name == M_NONE ? M_NONE : m->names[r->pool][r->name].creating;
 
-    if (!model_may(m, slot, r->pool, 2) || whole->uid != slot->uid)
-        r->may_fail |= ERR(PERMISSION);
-    if (lease->readonly || whole->whole != M_NONE)
-        r->may_fail |= ERR(INVALID);
-    if (model_is_abandoned(m, lease->array))
-        r->may_fail |= ERR(ABANDONED);
-    r->must_fail = r->may_fail != 0 || creating >= 0;
+    model_expect_whole(m, r, slot, lease);
+    r->must_fail |= creating >= 0;
     if (creating != M_NONE)
         r->may_fail |= ERR(EXISTS);
     if (r->name != M_NONE)
@@ -60,7 +67,7 @@ static void
 send_part(struct model *m, const struct m_lease *lease, struct m_request *r)
 {
     static const int64_t two = 2;
-    bool strided = r->span % 2 && model_random(m, 4) == 0;
+    bool strided = r->span > 1 && r->span % 2 && model_random(m, 4) == 0;
     int64_t extent = strided ? ((int64_t)r->span + 1) / 2 : (int64_t)r->span;
     char label[24];
     const uint64_t ticket[] = {r->label, 1};
@@ -114,35 +121,42 @@ step_publish_part(struct model *m, int s)
                        sends ? M_NONE : (int)model_random(m, M_NAMES));
 }
 
+int
+model_part_add(struct model *m, int index, struct m_array part)
+{
+    struct m_array *whole = &m->arrays[index];
+
+    cr_assert_lt(m->n_arrays, M_ARRAYS);
+    part.alive = true;
+    part.pool = whole->pool;
+    part.name = part.last_name = part.companion = part.keeper = M_NONE;
+    part.stamp = part.span ? whole->stamp : 0;
+    part.block = part.span ? whole->block : 0;
+    part.offset = part.span ? whole->offset + part.at : 0;
+    part.uid = whole->uid;
+    part.whole = index;
+    for (int k = 0; k < M_KEYS; k++)
+        part.members[k] = M_NONE;
+    whole->n_parts++;
+    m->arrays[m->n_arrays] = part;
+    return m->n_arrays++;
+}
+
 void
 model_part_published(struct model *m, const struct m_request *r, const struct h_reply *reply)
 {
     bool named = r->name != M_NONE;
-    struct m_array *whole = &m->arrays[r->seen],
-                   *old = named ? model_find(m, r->pool, r->name) : NULL;
-    int array = m->n_arrays;
+    struct m_array *old = named ? model_find(m, r->pool, r->name) : NULL;
+    int array = model_part_add(m, (int)r->seen,
+                               (struct m_array){.id = reply->array,
+                                                .at = r->offset,
+                                                .span = r->span,
+                                                .nbytes = r->nbytes,
+                                                .label = r->label,
+                                                .publisher = r->slot});
 
-    cr_assert_lt(m->n_arrays, M_ARRAYS);
     if (old)
         EXPECT(m, reply->generation == old->generation + 1, "not the next generation");
-    m->arrays[m->n_arrays++] = (struct m_array){.alive = true,
-                                                .pool = r->pool,
-                                                .name = M_NONE,
-                                                .last_name = M_NONE,
-                                                .label = r->label,
-                                                .stamp = whole->stamp,
-                                                .nbytes = r->nbytes,
-                                                .span = r->span,
-                                                .block = whole->block,
-                                                .offset = whole->offset + r->offset,
-                                                .uid = whole->uid,
-                                                .companion = M_NONE,
-                                                .keeper = M_NONE,
-                                                .whole = (int)r->seen,
-                                                .publisher = r->slot,
-                                                .part = reply->array,
-                                                .id = reply->array};
-    whole->n_parts++;
     if (!named) {
         EXPECT(m, reply->generation == 0, "a generation of no name");
         model_ticket_add(m, r, array, false);
@@ -169,7 +183,7 @@ static int
 find_part(const struct model *m, uint64_t part)
 {
     for (int i = 0; i < m->n_arrays; i++)
-        if (m->arrays[i].whole != M_NONE && m->arrays[i].part == part)
+        if (m->arrays[i].whole != M_NONE && m->arrays[i].id == part)
             return i;
     return M_NONE;
 }
@@ -302,12 +316,12 @@ static void
 check_told(struct model *m, const struct m_array *a)
 {
     EXPECT(m, !a->told || !a->alive, "part %llu is there, and said to be gone",
-           (unsigned long long)a->part);
+           (unsigned long long)a->id);
     for (int i = 0; i < m->n_requests; i++)
         EXPECT(m,
                m->requests[i].method != MSG_PARTS || m->requests[i].slot != a->publisher ||
                    a->alive || a->fenced || m->returning, /* it may linger */
-               "slot %d is not told of part %llu", a->publisher, (unsigned long long)a->part);
+               "slot %d is not told of part %llu", a->publisher, (unsigned long long)a->id);
 }
 
 void

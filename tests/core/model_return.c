@@ -337,7 +337,7 @@ list_all(struct model *m, int s, struct lists *lists)
             add(lists, PAGES, h->pages[i].id);
     for (int i = 0; i < m->n_arrays; i++)
         if (m->arrays[i].publisher == s)
-            add(lists, PARTS, m->arrays[i].part);
+            add(lists, PARTS, m->arrays[i].id);
     end_brackets(m, s, lists);
 }
 

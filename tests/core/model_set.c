@@ -26,20 +26,29 @@ some_lease(struct model *m, const struct m_slot *slot, bool empty)
 }
 
 static void
+expect_set(struct model *m, struct m_request *r, const struct m_slot *slot,
+           const struct m_lease *set)
+{
+    const struct m_array *s = &m->arrays[set->array];
+
+    model_refuse(r, !model_may(m, slot, s->pool, 2) || s->uid != slot->uid, ERR(PERMISSION));
+    model_refuse(r,
+                 set->readonly || s->span || s->last_name != M_NONE || s->keeper != M_NONE ||
+                     s->n_sets || s->n_parts,
+                 ERR(INVALID));
+    r->may_fail |= s->fenced || s->was_kept ? ERR(INVALID) : 0; /* a part may linger */
+}
+
+static void
 expect_stage(struct model *m, struct m_request *r, const struct m_slot *slot,
              const struct m_lease *set, const struct m_lease *member)
 {
     const struct m_array *s = &m->arrays[set->array], *a = &m->arrays[member->array];
 
-    if (!model_may(m, slot, s->pool, 2) || s->uid != slot->uid)
-        model_refuse(r, true, ERR(PERMISSION));
-    if (set->readonly || s->span || s->last_name != M_NONE || s->keeper != M_NONE ||
-        s->n_sets || s->pool != a->pool || a->is_set || s == a)
-        model_refuse(r, true, ERR(INVALID));
-    if (model_is_abandoned(m, member->array))
-        model_refuse(r, true, ERR(ABANDONED));
-    if (s->members[r->label] != M_NONE)
-        model_refuse(r, true, ERR(EXISTS));
+    expect_set(m, r, slot, set);
+    model_refuse(r, s->pool != a->pool || a->is_set || s == a, ERR(INVALID));
+    model_refuse(r, model_is_abandoned(m, member->array), ERR(ABANDONED));
+    model_refuse(r, s->members[r->label] != M_NONE, ERR(EXISTS));
 }
 
 static void
@@ -74,8 +83,162 @@ void
 model_staged(struct model *m, const struct m_request *r)
 {
     m->arrays[r->set].is_set = true;
+    m->arrays[r->set].layout = 0;
     m->arrays[r->set].members[r->label] = (int)r->seen;
     m->arrays[r->seen].n_sets++;
+}
+
+/* ---- parts as members ---- */
+
+/* Some of the whole's quarters, now and then none, and now and then more than there are: the same
+ * come again. */
+static struct m_place
+choose_place(struct model *m, const struct m_array *whole, struct m_request *r)
+{
+    uint64_t quarter = whole->span / 4;
+    uint32_t from = model_random(m, 5), n = model_random(m, 5 - from);
+    bool is_outside = model_random(m, 12) == 0;
+
+    model_refuse(r, is_outside, ERR(INVALID));
+    return (struct m_place){from * quarter, is_outside ? whole->span + 1 : n * quarter};
+}
+
+static const struct m_lease *
+some_whole(struct model *m, const struct m_slot *slot)
+{
+    const struct m_lease *lease = NULL;
+
+    for (int tries = 0; tries < 4 && (!lease || !m->arrays[lease->array].span); tries++)
+        lease = &slot->leases[model_random(m, (uint32_t)slot->n_leases)];
+    return lease;
+}
+
+void
+model_stage_parts(struct model *m, int s, const struct m_lease *set,
+                  const struct m_lease *whole)
+{
+    struct m_slot *slot = &m->slots[s];
+    struct msg_member parts[M_KEYS];
+    struct m_request *r = model_ask(m, s, MSG_STAGE_PARTS);
+
+    r->set = set->array;
+    r->seen = (uint64_t)whole->array;
+    r->label = model_random(m, M_KEYS);
+    r->n_parts = 1 + (int)model_random(m, M_KEYS - (uint32_t)r->label);
+    r->owns = model_random(m, 4) == 0;
+    r->may_fail = ERR_LIMITS;
+    expect_set(m, r, slot, set);
+    model_expect_whole(m, r, slot, whole);
+    model_refuse(r,
+                 set->array == whole->array ||
+                     m->arrays[r->set].pool != m->arrays[r->seen].pool,
+                 ERR(INVALID));
+    for (int i = 0; i < r->n_parts; i++) {
+        int key = (int)r->label + i;
+        model_refuse(r, m->arrays[r->set].members[key] != M_NONE, ERR(EXISTS));
+        r->places[i] = choose_place(m, &m->arrays[r->seen], r);
+        parts[i] = (struct msg_member){.key = MSG_STR(keys[key]),
+                                       .offset = r->places[i].at,
+                                       .typestr = MSG_STR("|u1"),
+                                       .shape = {(int64_t *)&r->places[i].nbytes, 1}};
+    }
+    model_note(m, "slot %d: lease %llu takes %d parts of %llu, from %s on", s,
+               (unsigned long long)set->lease, r->n_parts, (unsigned long long)whole->lease,
+               keys[r->label]);
+    h_stage_parts(&m->h, slot->conn, set->lease, whole->lease, parts, (uint32_t)r->n_parts,
+                  r->owns);
+}
+
+static void
+step_stage_parts(struct model *m, int s)
+{
+    struct m_slot *slot = &m->slots[s];
+
+    if (slot->n_leases && m->n_arrays + 8 <= M_ARRAYS)
+        model_stage_parts(m, s, some_lease(m, slot, true), some_whole(m, slot));
+}
+
+void
+model_parts_staged(struct model *m, const struct m_request *r, const struct h_reply *reply)
+{
+    struct m_array *set = &m->arrays[r->set];
+
+    set->is_set = true;
+    for (int i = 0; i < r->n_parts; i++) {
+        int part = model_part_add(m, (int)r->seen,
+                                  (struct m_array){.id = reply->array + (uint64_t)i,
+                                                   .at = r->places[i].at,
+                                                   .span = r->places[i].nbytes,
+                                                   .nbytes = r->places[i].nbytes,
+                                                   .publisher = r->owns ? r->slot : M_NONE,
+                                                   .n_sets = 1});
+        set->members[r->label + (uint64_t)i] = part;
+    }
+    set->layout = 0;
+    model_check_layout(m, r->set, reply->layout);
+}
+
+/* Whether its members are all parts of one array. */
+static bool
+has_layout(const struct model *m, const struct m_array *set)
+{
+    int whole = M_NONE;
+
+    for (int k = 0; k < M_KEYS && set->is_set; k++) {
+        int member = set->members[k];
+        if (member == M_NONE)
+            continue;
+        if (m->arrays[member].whole == M_NONE ||
+            (whole != M_NONE && m->arrays[member].whole != whole))
+            return false;
+        whole = m->arrays[member].whole;
+    }
+    return whole != M_NONE;
+}
+
+const struct m_lease *
+model_some_version(struct model *m, int s)
+{
+    const struct m_slot *slot = &m->slots[s];
+    bool asks = slot->conn && !slot->gone && !slot->offended && !slot->away;
+    uint32_t n = asks ? (uint32_t)slot->n_leases : 0, first = n ? model_random(m, n) : 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const struct m_lease *lease = &slot->leases[(first + i) % n];
+        if (!lease->readonly && has_layout(m, &m->arrays[lease->array]))
+            return lease;
+    }
+    return NULL;
+}
+
+static bool
+is_alike(const struct model *m, const struct m_array *a, const struct m_array *b)
+{
+    for (int k = 0; k < M_KEYS; k++) {
+        int i = a->members[k], j = b->members[k];
+        if ((i == M_NONE) != (j == M_NONE))
+            return false;
+        if (i != M_NONE &&
+            (m->arrays[i].at != m->arrays[j].at || m->arrays[i].span != m->arrays[j].span ||
+             m->arrays[i].nbytes != m->arrays[j].nbytes))
+            return false;
+    }
+    return true;
+}
+
+void
+model_check_layout(struct model *m, int array, uint64_t layout)
+{
+    struct m_array *set = &m->arrays[array];
+
+    EXPECT(m, (layout != 0) == has_layout(m, set), "a layout of array %d, or none", array);
+    EXPECT(m, !set->layout || set->layout == layout, "another layout than before");
+    set->layout = layout;
+    for (int i = 0; i < m->n_arrays && layout; i++)
+        EXPECT(m,
+               !m->arrays[i].layout ||
+                   (m->arrays[i].layout == layout) == is_alike(m, set, &m->arrays[i]),
+               "the layouts of arrays %d and %d", array, i);
 }
 
 static void
@@ -111,7 +274,10 @@ step_open_of(struct model *m, int s)
 void
 model_step_set(struct model *m, int s)
 {
-    (model_random(m, 3) ? step_stage : step_open_of)(m, s);
+    static void (*const steps[])(struct model *, int) = {step_stage, step_stage_parts,
+                                                         step_open_of};
+
+    steps[model_random(m, ARRAY_SIZE(steps))](m, s);
 }
 
 void

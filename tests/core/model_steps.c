@@ -407,18 +407,15 @@ choose_companion(struct model *m, const struct m_slot *slot, struct m_request *r
     return lease->lease;
 }
 
-static void
-step_publish(struct model *m, int s)
+void
+model_publish(struct model *m, int s, const struct m_lease *lease, int name)
 {
-    struct m_slot *slot = &m->slots[s];
+    const struct m_slot *slot = &m->slots[s];
+    struct m_request *r = model_ask(m, s, MSG_PUBLISH);
     char label[24];
 
-    if (!slot->n_leases)
-        return;
-    struct m_lease *lease = &slot->leases[model_random(m, (uint32_t)slot->n_leases)];
-    struct m_request *r = model_ask(m, s, MSG_PUBLISH);
     r->pool = m->arrays[lease->array].pool;
-    r->name = some_name(m);
+    r->name = name;
     r->seen = (uint64_t)lease->array;
     r->may_fail = ERR_LIMITS;
     r->label = model_random(m, 2) ? m->h.next_id + 1 : 0;
@@ -447,6 +444,16 @@ step_publish(struct model *m, int s)
                params.new ? ", new" : "", (unsigned long long)params.companion,
                (unsigned long long)params.ttl_ns);
     h_request(&m->h, slot->conn, MSG_PUBLISH, &params);
+}
+
+static void
+step_publish(struct model *m, int s)
+{
+    const struct m_slot *slot = &m->slots[s];
+
+    if (slot->n_leases)
+        model_publish(m, s, &slot->leases[model_random(m, (uint32_t)slot->n_leases)],
+                      some_name(m));
 }
 
 static void

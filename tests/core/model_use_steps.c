@@ -429,26 +429,35 @@ crowd_open(struct model *m, int s, int name, bool readonly)
     h_open(&m->h, m->slots[s].conn, model_name(name), "open", readonly ? "r" : "rw");
 }
 
-/* An array of the pool that everybody may use, which all have open. */
+/* An array of the first client's, in the pool that everybody may use. */
 static void
-crowd_array(struct model *m, int name)
+crowd_create(struct model *m, int name, int64_t bytes)
 {
     char label[24];
     struct m_request *r = model_ask(m, 0, MSG_CREATE);
 
-    model_note(m, "slot 0: create %s in open", model_name(name));
+    model_note(m, "slot 0: create %s in open", name == M_NONE ? "-" : model_name(name));
     r->pool = 2;
     r->name = name;
     r->label = r->id;
-    r->nbytes = r->span = 1000;
+    r->nbytes = r->span = (uint64_t)bytes;
     r->may_fail = ERR_LIMITS | ERR(NO_MEMORY);
-    m->names[2][name].creating = 0;
+    if (name != M_NONE)
+        m->names[2][name].creating = 0;
     snprintf(label, sizeof(label), "%u", r->id);
-    h_create_as(&m->h, m->slots[0].conn, 1000,
-                (struct msg_create_params){.name = MSG_STR(model_name(name)),
+    h_create_as(&m->h, m->slots[0].conn, bytes,
+                (struct msg_create_params){.name = msg_str_opt(
+                                               name == M_NONE ? NULL : model_name(name)),
                                            .pool = MSG_STR("open"),
                                            .metadata = MSG_STR(label)});
     h_finish_all(&m->h);
+}
+
+/* Which all have open. */
+static void
+crowd_array(struct model *m, int name)
+{
+    crowd_create(m, name, 1000);
     for (int s = 1; s < M_SLOTS; s++)
         if (m->slots[s].conn && !m->slots[s].offended && model_find(m, 2, name))
             crowd_open(m, s, name, model_random(m, 4) == 0);
@@ -470,6 +479,41 @@ crowd_part(struct model *m)
             crowd_open(m, s, 2, model_random(m, 4) == 0);
 }
 
+/* Who has made versions publishes one once more, or a client opens the one that is there. */
+static void
+step_turn(struct model *m, int s)
+{
+    const struct m_lease *version = NULL;
+    uint32_t first = model_random(m, M_SLOTS);
+
+    for (uint32_t i = 0; i < M_SLOTS && !version; i++) {
+        int publisher = (int)((first + i) % M_SLOTS);
+        version = model_some_version(m, publisher);
+        if (version && model_random(m, 2)) {
+            model_publish(m, publisher, version, 2);
+            return;
+        }
+    }
+    if (model_find(m, 2, 2) && model_may(m, &m->slots[s], 2, 4) &&
+        m->slots[s].n_leases + 8 <= M_LEASES)
+        crowd_open(m, s, 2, true);
+}
+
+/* Two sets of parts, made once, as a publisher has them. */
+static void
+crowd_sets(struct model *m)
+{
+    struct m_slot *slot = &m->slots[0];
+
+    for (int i = 0; i < 2; i++) {
+        int n = slot->n_leases;
+        crowd_create(m, M_NONE, 1000);
+        crowd_create(m, M_NONE, 0);
+        if (slot->n_leases == n + 2)
+            model_stage_parts(m, 0, &slot->leases[n + 1], &slot->leases[n]);
+    }
+}
+
 void
 model_crowd(struct model *m)
 {
@@ -478,8 +522,8 @@ model_crowd(struct model *m)
     for (int name = 0; name < 2; name++)
         if (m->slots[0].conn && !m->slots[0].offended)
             crowd_array(m, name);
-    if (m->slots[0].conn && !m->slots[0].offended && model_random(m, 2))
-        crowd_part(m);
+    if (m->slots[0].conn && !m->slots[0].offended)
+        (model_random(m, 2) ? crowd_part : crowd_sets)(m);
     for (int s = 0; s < M_SLOTS; s++)
         if (m->slots[s].conn && !m->slots[s].offended)
             step_page(m, s);
@@ -506,12 +550,14 @@ model_step_use(struct model *m, int s)
         step_end,          step_end,   step_page,     step_drop_page,     step_discard,
         step_cancel_begin, step_kill,  step_timeline, step_open_timeline,
     };
-    uint32_t what = model_random(m, ARRAY_SIZE(steps) + 4);
+    uint32_t what = model_random(m, ARRAY_SIZE(steps) + 7);
 
     if (what < ARRAY_SIZE(steps))
         steps[what](m, s);
     else if (what < ARRAY_SIZE(steps) + 2)
         model_step_part(m, s);
+    else if (what < ARRAY_SIZE(steps) + 5)
+        step_turn(m, s);
     else
         step_land(m);
 }
