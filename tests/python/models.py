@@ -8,10 +8,12 @@ import itertools
 import json
 import os
 import struct
+import sys
 
 import caid
 import caid.weights
 import numpy
+from own_torch import OWN, bytes_of
 
 SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "I16": 2, "U16": 2, "F16": 2,
@@ -146,6 +148,64 @@ def publisher(pipe):
     _until_the_end(pipe, work, stack.close)
 
 
+def tensors_of(weights):
+    """As DLPack has them, by which they keep the version."""
+    sys.modules["torch"] = OWN
+    return list(weights.torch().values())
+
+
+def tensors_value(tensors):
+    """That which all of them have, read as a kernel reads it: where they are."""
+    (value,) = {int(n) for tensor in tensors for n in numpy.frombuffer(bytes_of(OWN, tensor), "<i4")}
+    return value
+
+
+def advance(pipe, notes):
+    """As an engine does whose graphs have the addresses: what they show is the newer version, as a whole. Where that
+    lies otherwise, it takes it with other addresses."""
+    noted = os.open(notes, os.O_WRONLY | os.O_APPEND)
+    weights = caid.weights.open("m")
+    value, tensors = value_of(weights), tensors_of(weights)
+
+    def work():
+        nonlocal weights, value, tensors
+        assert tensors_value(tensors) == value
+        version = weights.version
+        try:
+            how = b"advance" if weights.advance() else b""
+        except (caid.InvalidError, caid.UnsupportedError):
+            assert weights.version == version and tensors_value(tensors) == value
+            newer, how = weights.newer(), b"newer"
+            if newer is None:
+                return
+            tensors = tensors_of(newer)
+            weights.close()
+            weights = newer
+        if how:
+            assert weights.version > version
+            value = tensors_value(tensors)
+            assert value_of(weights) == value
+            os.write(noted, b"%d %d %s\n" % (weights.version, value, how))
+
+    _until_the_end(pipe, work)
+
+
+def keep(pipe, notes):
+    """Tensors of some versions, though these are closed and others published."""
+    noted = os.open(notes, os.O_WRONLY | os.O_APPEND)
+    kept = []
+
+    def work():
+        with caid.weights.open("m") as weights:
+            kept.append((value_of(weights), tensors_of(weights)))
+            os.write(noted, b"%d %d keep\n" % (weights.version, kept[-1][0]))
+        for value, tensors in kept:
+            assert tensors_value(tensors) == value
+        del kept[:-2]
+
+    _until_the_end(pipe, work, kept.clear)
+
+
 def serve(pipe, watches, notes=os.devnull):
     """As a worker does: the newer version between two requests. What it has does not change. It notes what it sees."""
     noted = os.open(notes, os.O_WRONLY | os.O_APPEND)
@@ -164,6 +224,6 @@ def serve(pipe, watches, notes=os.devnull):
             assert newer.version > weights.version and value_of(weights) == value
             weights.close()
             weights, value = newer, value_of(newer)
-            os.write(noted, f"{weights.version} {value}\n".encode())
+            os.write(noted, b"%d %d newer\n" % (weights.version, value))
 
     _until_the_end(pipe, work)
