@@ -65,6 +65,7 @@
 
 struct caid_array;
 struct caid_client;
+struct caid_member;
 
 /* The client's thread polls draining batches so often. */
 #define ARENA_TICK_NS (250 * NSEC_PER_MSEC)
@@ -236,6 +237,15 @@ int arena_wait(struct caid_arena *arena, struct caid_error *error);
 void arena_free_batches(struct caid_arena *arena);
 
 /* ---- part.c ---- */
+
+/* Pins the allocation that the array lies in, whose offset is an address; it is to become a part.
+ * CAID_ERR_NOT_FOUND; CAID_ERR_INVALID: the array is longer. */
+int arena_pin(struct caid_arena *arena, const struct caid_member *array,
+              struct allocation **ret, struct caid_error *error);
+void arena_unpin(struct allocation *allocation);
+/* The hook of a part, with the allocation. It does not flush: it runs on whichever thread reads
+ * from the daemon, while another thread may capture a graph. Takes the lock. */
+void arena_released(void *allocation);
 
 /* Forgets the hooks of the allocation's parts. The arena ends; not under the lock. */
 void arena_forget_parts(struct allocation *allocation);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Parts of allocations under a name. A part pins its allocation, from before the daemon is asked
- * until nobody can reach the part. The hook that says so does not flush: it runs on whichever
- * thread reads from the daemon, while another thread may capture a graph.
+ * until nobody can reach the part.
  */
 #include <inttypes.h>
 
@@ -12,8 +11,8 @@
 #include "memory/part.h"
 #include "session/client.h"
 
-static void
-unpin(struct allocation *allocation)
+void
+arena_unpin(struct allocation *allocation)
 {
     struct caid_arena *arena = allocation->block->arena;
 
@@ -23,40 +22,39 @@ unpin(struct allocation *allocation)
                     0);
 }
 
-static void
-released(void *userdata)
+void
+arena_released(void *userdata)
 {
     struct allocation *allocation = userdata;
     struct caid_arena *arena = allocation->block->arena;
 
     arena_lock(arena);
-    unpin(allocation);
+    arena_unpin(allocation);
     arena_unlock(arena);
 }
 
-/* The bytes that the part spans. part_publish() reports what else is wrong with its shape. */
+/* The bytes that the part spans. Who asks the daemon reports what else is wrong with its shape. */
 static bool
-find_span(const struct caid_part_options *options, uint64_t *ret)
+find_span(const struct caid_member *array, uint64_t *ret)
 {
-    const uint32_t ndim = options->ndim, n_strides = options->strides ? ndim : 0;
+    const uint32_t ndim = array->ndim, n_strides = array->strides ? ndim : 0;
     char why[GEOMETRY_WHY_MAX];
     struct geometry geometry;
 
-    if (!options->typestr || (ndim > 0 && !options->shape) ||
-        geometry_init(&geometry, MSG_STR(options->typestr),
-                      (struct msg_i64s){options->shape, ndim},
-                      (struct msg_i64s){options->strides, n_strides}, why) < 0 ||
+    if (!array->typestr || (ndim > 0 && !array->shape) ||
+        geometry_init(&geometry, MSG_STR(array->typestr), (struct msg_i64s){array->shape, ndim},
+                      (struct msg_i64s){array->strides, n_strides}, why) < 0 ||
         geometry.nbytes == 0)
         return false;
     *ret = geometry.span;
     return true;
 }
 
-/* Pins the allocation that the part lies in. */
-static int
-pin(struct caid_arena *arena, uint64_t ptr, const struct caid_part_options *options,
-    struct allocation **ret, struct caid_error *error)
+int
+arena_pin(struct caid_arena *arena, const struct caid_member *array, struct allocation **ret,
+          struct caid_error *error)
 {
+    const uint64_t ptr = array->offset;
     struct allocation *allocation;
     uint64_t span = 1;
 
@@ -64,7 +62,7 @@ pin(struct caid_arena *arena, uint64_t ptr, const struct caid_part_options *opti
     if (r < 0)
         return r;
     uint64_t left = allocation->nbytes - (ptr - allocation->ptr);
-    if (find_span(options, &span) && span > left)
+    if (find_span(array, &span) && span > left)
         return fail(error, CAID_ERR_INVALID,
                     "the part has %" PRIu64 " bytes, of which %" PRIu64
                     " are in the allocation at %#" PRIx64,
@@ -82,14 +80,14 @@ allocation_publish(struct allocation *allocation, uint64_t ptr, const char *name
                    const struct caid_part_options *options, uint64_t *ret_generation,
                    struct caid_error *error)
 {
-    const struct part_hook hook = {.released = released, .userdata = allocation};
+    const struct part_hook hook = {.released = arena_released, .userdata = allocation};
     const struct arena_block *block = allocation->block;
     bool unknown;
 
     int r = part_publish(block->array, ptr - block->ptr, name, options, &hook, ret_generation,
                          &unknown, error);
     if (r < 0 && !unknown)
-        released(allocation);
+        arena_released(allocation);
     return r;
 }
 
@@ -106,8 +104,13 @@ caid_arena_publish(struct caid_arena *arena, uint64_t ptr, const char *name,
         r = options_read(&opts, sizeof(opts), options, error);
     if (r < 0)
         return r;
+    const struct caid_member part = {.offset = ptr,
+                                     .typestr = opts.typestr,
+                                     .ndim = opts.ndim,
+                                     .shape = opts.shape,
+                                     .strides = opts.strides};
     arena_lock(arena);
-    r = pin(arena, ptr, &opts, &allocation, error);
+    r = arena_pin(arena, &part, &allocation, error);
     arena_unlock(arena);
     return r < 0 ? r : allocation_publish(allocation, ptr, name, &opts, ret_generation, error);
 }

@@ -38,7 +38,7 @@ RB_GENERATE_STATIC(part_ids, part, of_ids, cmp_id)
 RB_GENERATE_STATIC(part_hooks, part, of_hooks, cmp_hook)
 
 static struct part *
-part_new(const struct caid_part_options *options, const struct part_hook *hook)
+part_new(const struct part_hook *hook, void (*gone)(void *userdata), void *userdata)
 {
     struct part *part = calloc(1, sizeof(*part));
 
@@ -46,8 +46,8 @@ part_new(const struct caid_part_options *options, const struct part_hook *hook)
         return NULL;
     if (hook)
         part->hook = *hook;
-    part->gone = options->gone;
-    part->userdata = options->userdata;
+    part->gone = gone;
+    part->userdata = userdata;
     return part;
 }
 
@@ -89,6 +89,56 @@ pass_on(struct part_table *table, struct part *part)
         TAILQ_INSERT_TAIL(&table->gone, part, entry);
     else
         free(part);
+}
+
+/* ---- lists ---- */
+
+int
+part_list_add(struct part_list *list, const struct part_hook *hook,
+              void (*gone)(void *userdata), void *userdata)
+{
+    struct part *part = part_new(hook, gone, userdata);
+
+    if (!part)
+        return -ENOMEM;
+    TAILQ_INSERT_TAIL(list, part, entry);
+    return 0;
+}
+
+int
+part_list_take(struct caid_client *client, struct part_list *list, uint64_t first)
+{
+    struct part *part;
+
+    while ((part = TAILQ_FIRST(list))) {
+        if (first <= client->parts->last)
+            return -EPROTO; /* ids grow, and do not wrap around */
+        TAILQ_REMOVE(list, part, entry);
+        part_add(client, part, first++);
+    }
+    return 0;
+}
+
+void
+part_list_disown(struct part_list *list)
+{
+    struct part *part;
+
+    TAILQ_FOREACH(part, list, entry) {
+        part->hook.released = NULL;
+        part->gone = NULL;
+    }
+}
+
+void
+part_list_free(struct part_list *list)
+{
+    struct part *part;
+
+    while ((part = TAILQ_FIRST(list))) {
+        TAILQ_REMOVE(list, part, entry);
+        free(part);
+    }
 }
 
 /* ---- the request ---- */
@@ -364,17 +414,6 @@ part_close_all(struct caid_client *client)
         call_back(client, &left);
 }
 
-static void
-free_list(struct part_list *list)
-{
-    struct part *part;
-
-    while ((part = TAILQ_FIRST(list))) {
-        TAILQ_REMOVE(list, part, entry);
-        free(part);
-    }
-}
-
 /* Frees all parts, and calls nobody back. */
 static void
 parts_abandon(struct caid_client *client)
@@ -386,9 +425,9 @@ parts_abandon(struct caid_client *client)
         RB_REMOVE(part_ids, &table->live, part);
         free(part);
     }
-    free_list(&table->reported);
-    free_list(&table->running);
-    free_list(&table->gone);
+    part_list_free(&table->reported);
+    part_list_free(&table->running);
+    part_list_free(&table->gone);
 }
 
 static void
@@ -563,7 +602,7 @@ publishing_new(const struct msg_publish_part_params *params,
     publishing->call.take = take_publish_part;
     publishing->call.over = publish_over;
     publishing->sent = options->ret_ticket;
-    publishing->part = part_new(options, hook);
+    publishing->part = part_new(hook, options->gone, options->userdata);
     if (publishing->part)
         return publishing;
     publishing_free(publishing);

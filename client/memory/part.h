@@ -71,6 +71,17 @@ int part_publish(struct caid_array *array, uint64_t offset, const char *name,
                  const struct caid_part_options *options, const struct part_hook *hook,
                  uint64_t *ret_generation, bool *ret_unknown, struct caid_error *error);
 
+/* For requests that make several parts: a list of them, in the order of the request, before the
+ * reply. part_list_add() fails with -ENOMEM. */
+int part_list_add(struct part_list *list, const struct part_hook *hook,
+                  void (*gone)(void *userdata), void *userdata);
+/* The daemon has made them, with ids from `first` on, one by one: they are the table's, and the
+ * list is empty. -EPROTO: the ids have been used. Under lock. */
+int part_list_take(struct caid_client *client, struct part_list *list, uint64_t first);
+/* Nobody is called back for them, if they are made yet. */
+void part_list_disown(struct part_list *list);
+void part_list_free(struct part_list *list);
+
 /* Reads what has come, without blocking, and runs the hooks of reported parts, but no callback of
  * the program. Not under any lock. */
 void part_poll(struct caid_client *client);

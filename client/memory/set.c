@@ -4,6 +4,8 @@
  * caid_set_create(): makes a set of parts of one array, which its maker publishes, and
  * caid_set_vacate() waits until he may write again.
  */
+#include "set.h"
+
 #include <errno.h>
 #include <string.h>
 
@@ -15,8 +17,8 @@
 #define LEASE_BYTES    9   /* the most bytes of a lease in a stage request */
 #define STAGE_OVERHEAD 512 /* bytes of a request beside its members */
 
-static int
-check_number(const struct caid_client *client, size_t n, struct caid_error *error)
+int
+set_check_number(const struct caid_client *client, size_t n, struct caid_error *error)
 {
     return n > 0 && n <= client->set_max
                ? 0
@@ -39,7 +41,7 @@ check_many(struct caid_client *client, const char *name, const char *const *keys
             "have all that begin with it",
             name, name);
     if (r == 0)
-        r = check_number(client, n, error);
+        r = set_check_number(client, n, error);
     if (r == 0 && options->companion)
         r = fail(error, CAID_ERR_INVALID, "a set is published without a companion");
     return r;
@@ -133,17 +135,55 @@ caid_publish_many(struct caid_client *client, const char *name, const char *cons
 
 struct staging {
     struct call call;
+    struct part_list parts; /* which the daemon reports; empty: it reports none */
     uint64_t layout;
 };
 
+static void
+staging_free(struct staging *staging)
+{
+    part_list_free(&staging->parts);
+    free(staging);
+}
+
 static int
-take_staged(struct caid_client *client UNUSED, struct call *call, const void *reply,
+take_staged(struct caid_client *client, struct call *call, const void *reply,
             struct call_fds *fds UNUSED)
 {
+    struct staging *staging = container_of(call, struct staging, call);
     const struct msg_stage_parts_result *result = reply;
 
-    container_of(call, struct staging, call)->layout = result->layout;
-    return result->part ? 0 : -EPROTO;
+    staging->layout = result->layout;
+    return result->part ? part_list_take(client, &staging->parts, result->part) : -EPROTO;
+}
+
+/* The call was left. */
+static void
+staged_over(struct caid_client *client UNUSED, struct call *call)
+{
+    staging_free(container_of(call, struct staging, call));
+}
+
+/* told: NULL, or of all parts; the request's begin with the first one. */
+static struct staging *
+staging_new(const struct msg_stage_parts_params *params, const struct set_told *told,
+            size_t first)
+{
+    struct staging *staging = call_new(sizeof(*staging), MSG_STAGE_PARTS, params);
+
+    if (!staging)
+        return NULL;
+    staging->call.take = take_staged;
+    staging->call.over = staged_over;
+    TAILQ_INIT(&staging->parts);
+    for (uint32_t i = 0; told && i < params->n_parts; i++) {
+        const struct part_hook hook = {told->released, told->of[first + i]};
+        if (part_list_add(&staging->parts, &hook, told->gone, told->userdata) < 0) {
+            staging_free(staging);
+            return NULL;
+        }
+    }
+    return staging;
 }
 
 static int
@@ -192,51 +232,83 @@ fill_request(const struct caid_client *client, struct msg_member *room,
     return 0;
 }
 
+/* Takes over the staging. The client is entered. */
 static int
-ask_staged(struct caid_client *client, const struct msg_stage_parts_params *params,
-           uint64_t *ret_layout, struct caid_error *error)
+staging_run(struct caid_array *set, struct staging *staging, uint32_t n,
+            struct caid_error *error)
 {
-    struct staging *staging = call_new(sizeof(*staging), MSG_STAGE_PARTS, params);
+    struct caid_client *client = set->client;
 
-    if (!staging)
-        return fail_errno(error, ENOMEM, "no memory for a request");
-    staging->call.take = take_staged;
-    int r = client_enter(client, error);
-    if (r < 0) {
-        free(staging);
-        return r;
-    }
-    r = call_run(client, &staging->call, error);
-    if (r == 0)
-        *ret_layout = staging->layout;
-    else if (staging->call.error.code == CAID_ERR_UNKNOWN_METHOD)
+    int r = call_run(client, &staging->call, error);
+    if (r == 0) {
+        set->info.layout = staging->layout;
+        set->info.members += n;
+        call_flush(client); /* what the socket does not take goes with the next call */
+    } else if (staging->call.error.code == CAID_ERR_UNKNOWN_METHOD) {
         fail(error, CAID_ERR_UNKNOWN_METHOD,
              "%s: the daemon is too old to make parts that are members of a set",
              client->socket);
-    call_free(&staging->call);
-    client_leave(client);
+    }
+    if (staging->call.left)
+        part_list_disown(&staging->parts);
+    else
+        staging_free(staging);
     return r;
 }
 
-/* Stages all of the members. *ret_layout: what the set has then. */
 static int
-stage_parts(struct caid_array *set, const struct caid_array *whole,
-            const struct caid_member *members, size_t n, uint64_t *ret_layout,
-            struct caid_error *error)
+ask_staged(struct caid_array *set, const struct msg_stage_parts_params *params,
+           const struct set_told *told, size_t first, struct caid_error *error)
+{
+    struct staging *staging = staging_new(params, told, first);
+
+    if (!staging)
+        return fail_errno(error, ENOMEM, "no memory for a request");
+    int r = client_enter(set->client, error);
+    if (r < 0) {
+        staging_free(staging);
+        return r;
+    }
+    r = staging_run(set, staging, params->n_parts, error);
+    client_leave(set->client);
+    return r;
+}
+
+int
+set_stage(struct caid_array *set, const struct caid_array *whole,
+          const struct caid_member *members, size_t n, const struct set_told *told,
+          struct caid_error *error)
 {
     _cleanup_free_ struct msg_member *room = calloc(PROTO_OPEN_MAX, sizeof(*room));
-    struct msg_stage_parts_params params = {.lease = set->lease, .whole = whole->lease};
+    struct msg_stage_parts_params params = {.lease = set->lease,
+                                            .whole = whole->lease,
+                                            .parts = room,
+                                            .told = told != NULL};
     int r = 0;
 
     if (!room)
         return fail_errno(error, ENOMEM, "no memory for %zu members", n);
-    params.parts = room;
     for (size_t i = 0; r == 0 && i < n; i += params.n_parts) {
         r = fill_request(set->client, room, members + i, n - i, &params.n_parts, error);
         if (r == 0)
-            r = ask_staged(set->client, &params, ret_layout, error);
+            r = ask_staged(set, &params, told, i, error);
     }
     return r;
+}
+
+int
+set_new(struct caid_array *whole, struct caid_array **ret, struct caid_error *error)
+{
+    struct caid_array *set;
+
+    int r = make_empty(whole->client, whole->info.pool, whole->info.device, &set, error);
+    if (r < 0)
+        return r;
+    set->of_parts = true;
+    set->on_host = whole->block && whole->block->kind == BLOCK_PINNED;
+    set->place = whole->place;
+    *ret = set;
+    return 0;
 }
 
 static int
@@ -256,7 +328,6 @@ caid_set_create(struct caid_client *client, struct caid_array **ret, struct caid
                 const struct caid_member *members, size_t n, struct caid_error *error)
 {
     struct caid_array *set;
-    uint64_t layout = 0;
 
     int r = client_check_given(client, ret && members, ret ? "members" : "ret", error);
     if (r == 0 && (!whole || whole->client != client))
@@ -264,21 +335,16 @@ caid_set_create(struct caid_client *client, struct caid_array **ret, struct caid
     if (r == 0)
         r = check_whole(whole, error);
     if (r == 0)
-        r = check_number(client, n, error);
+        r = set_check_number(client, n, error);
     if (r == 0)
-        r = make_empty(client, whole->info.pool, whole->info.device, &set, error);
+        r = set_new(whole, &set, error);
     if (r < 0)
         return r;
-    r = stage_parts(set, whole, members, n, &layout, error);
+    r = set_stage(set, whole, members, n, NULL, error);
     if (r < 0) {
         array_close_now(set);
         return r;
     }
-    set->info.members = n;
-    set->info.layout = layout;
-    set->of_parts = true;
-    set->on_host = whole->block && whole->block->kind == BLOCK_PINNED;
-    set->place = whole->place;
     *ret = set;
     return 0;
 }

@@ -344,6 +344,40 @@ arena_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return result;
 }
 
+/* A set that was not made is reached by nobody: what it was to keep is let go at once. */
+static PyObject *
+set_create_kept(struct arena_object *self, const struct member_list *list, PyObject *kept)
+{
+    struct client_object *client = self->handle.client;
+    struct keep *keep = py_keep_new(client, kept);
+
+    if (!keep)
+        return NULL;
+    int made = -1;
+    PyObject *set =
+        PY_LEASE_OF(client, made = caid_arena_set_create(self->arena, &array, list->v, list->n,
+                                                         py_keep_gone, keep, &error));
+    if (made < 0)
+        py_keep_free(keep);
+    return set;
+}
+
+static PyObject *
+arena_set_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    _cleanup_members_ struct member_list list = {0};
+    struct handle_object *self = py_handle(op);
+    PyObject *members, *keep, *lease;
+
+    if (PY_ARGS(py_handle_state(op), "set_create", PY_TUPLE(members), PY_ARG(keep)) < 0 ||
+        py_members_init(&list, py_handle_state(op), members) < 0 || !py_handle_enter(self))
+        return NULL;
+    lease = set_create_kept(arena(op), &list, keep);
+    py_handle_leave(self);
+    py_keeps_drop(self->client);
+    return lease;
+}
+
 /* ---- the type ---- */
 
 static PyMethodDef arena_methods[] = {
@@ -355,6 +389,9 @@ static PyMethodDef arena_methods[] = {
     {"_publish_part", PY_FASTCALL(arena_publish), METH_FASTCALL,
      PyDoc_STR("Publishes the array at an address under a name: its generation; under None: a "
                "ticket. keep lives as long as the part.")},
+    {"_set_create", PY_FASTCALL(arena_set_create), METH_FASTCALL,
+     PyDoc_STR("Makes a set of the arrays at addresses: a Lease. keep lives as long as one of "
+               "them.")},
     {"flush", arena_flush, METH_NOARGS,
      PyDoc_STR(
          "flush()\n--\n\nMakes freed memory reusable as soon as the work that may use it is "

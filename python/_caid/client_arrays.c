@@ -230,18 +230,12 @@ py_client_publish_many(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 
 /* ---- set_create ---- */
 
-/* Members of a set to be, and what they point to. */
-struct member_list {
-    size_t n;
-    struct caid_member *v;
-
-    struct member_dims {
-        struct dims shape, strides;
-    } * dims;
+struct member_dims {
+    struct dims shape, strides;
 };
 
-static void
-members_deinit(struct member_list *list)
+void
+py_members_deinit(struct member_list *list)
 {
     for (size_t i = 0; list->dims && i < list->n; i++) {
         py_dims_deinit(&list->dims[i].shape);
@@ -274,8 +268,8 @@ member_get(const struct module_state *state, PyObject *op, struct caid_member *r
     return 0;
 }
 
-static int
-members_init(struct member_list *list, const struct module_state *state, PyObject *members)
+int
+py_members_init(struct member_list *list, const struct module_state *state, PyObject *members)
 {
     list->n = (size_t)PyTuple_GET_SIZE(members);
     list->v = PyMem_Calloc(list->n + 1, sizeof(list->v[0]));
@@ -295,12 +289,12 @@ PyObject *
 py_client_set_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct client_object *self = py_client(op);
-    __attribute__((cleanup(members_deinit))) struct member_list list = {0};
+    _cleanup_members_ struct member_list list = {0};
     PyObject *whole_op, *members, *made;
     struct lease_object *whole;
 
     if (PY_ARGS(self->state, "set_create", PY_ARG(whole_op), PY_TUPLE(members)) < 0 ||
-        members_init(&list, self->state, members) < 0 ||
+        py_members_init(&list, self->state, members) < 0 ||
         !(whole = py_lease_get_pinned(self->state, whole_op)))
         return NULL;
     made = PY_LEASE_OF(self, caid_set_create(c, &array, whole->array, list.v, list.n, &error));

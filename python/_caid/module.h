@@ -167,6 +167,19 @@ void py_dims_deinit(struct dims *dims);
 #define _cleanup_dims_ __attribute__((cleanup(py_dims_deinit)))
 PyObject *py_dims_tuple(const int64_t *v, uint32_t n);
 
+/* Members of a set to be, and what they point to. Starts zeroed. */
+struct member_list {
+    size_t n;
+    struct caid_member *v;
+    struct member_dims *dims;
+};
+
+/* Reads a tuple of (key, offset, typestr, descr, shape, strides), which has to live as long. */
+int py_members_init(struct member_list *list, const struct module_state *state,
+                    PyObject *members);
+void py_members_deinit(struct member_list *list);
+#define _cleanup_members_ __attribute__((cleanup(py_members_deinit)))
+
 /* Reads a device index. An int outside int32_t raises DeviceError. */
 int py_device_get(const struct module_state *state, PyObject *op, int32_t *ret);
 

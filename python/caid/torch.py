@@ -271,7 +271,8 @@ class _Shown:
     __slots__ = ("__cuda_array_interface__", "_caid_element", "tensor")
 
     def __init__(self, tensor):
-        self.tensor = _dense(tensor)
+        _check_dense(tensor)
+        self.tensor = tensor.detach()
         size = self.tensor.element_size()
         self._caid_element = _element(tensor)
         self.__cuda_array_interface__ = {
@@ -285,7 +286,7 @@ class _Shown:
         }
 
 
-def _dense(tensor):
+def _check_dense(tensor):
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"a torch.Tensor is needed, not {type(tensor).__name__}")
     if tensor.layout != torch.strided:
@@ -296,7 +297,6 @@ def _dense(tensor):
         raise TypeError(
             f"{_label(tensor)} is yet to be conjugated or negated: resolve_conj(), resolve_neg()"
         )
-    return tensor.detach()
 
 
 def _element(tensor):

@@ -35,6 +35,22 @@ free_all(struct caid_arena *arena, const uint64_t *ptrs, size_t n)
 }
 
 static int
+use_set(struct caid_arena *arena, const uint64_t *ptrs)
+{
+    const int64_t shape = 100;
+    const struct caid_member two[] = {
+        {.key = "a", .offset = ptrs[0], .typestr = "|u1", .ndim = 1, .shape = &shape},
+        {.key = "b", .offset = ptrs[2], .typestr = "|u1", .ndim = 1, .shape = &shape},
+    };
+    struct caid_array *set;
+
+    int r = caid_arena_set_create(arena, &set, two, 2, NULL, NULL, &error);
+    if (r == 0)
+        caid_array_close(set);
+    return r;
+}
+
+static int
 use(struct caid_arena *arena)
 {
     const uint64_t sizes[] = {100, 5000, 3 * MIB, 100, 4096, 700};
@@ -50,6 +66,8 @@ use(struct caid_arena *arena)
     }
     if (r == 0)
         r = caid_arena_publish(arena, ptrs[0], "part", &options, NULL, &error);
+    if (r == 0)
+        r = use_set(arena, ptrs);
     free_all(arena, ptrs, n);
     if (r == 0)
         r = caid_arena_flush(arena, &error);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts of an arena's memory under a name: what is pinned, for how long, and what is refused. */
+/* Parts of an arena's memory, under names and in sets: what is pinned, for how long, and what is
+ * refused. */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -257,4 +259,148 @@ ARENA_TEST(arena_part, of_a_daemon_that_is_gone)
     daemon_end(&f.daemon, SIGKILL);
     assert_failed(try_publish(ptr, "x", N_PART), CAID_ERR_DISCONNECTED);
     arena_put(ptr);
+}
+
+/* ---- sets ---- */
+
+#define N_MANY 3000 /* more than two requests take */
+
+static const int64_t n_part = N_PART, nothing = 0;
+
+static struct caid_member
+member(const char *key, uint64_t ptr)
+{
+    return (struct caid_member){.key = key,
+                                .offset = ptr,
+                                .typestr = "|u1",
+                                .ndim = 1,
+                                .shape = &n_part};
+}
+
+static void
+count(void *n)
+{
+    ++*(int *)n;
+}
+
+static struct caid_array *
+make_set(const struct caid_member *members, size_t n, int *n_gone)
+{
+    struct caid_array *set;
+
+    assert_ok(caid_arena_set_create(f.arena, &set, members, n, count, n_gone, &error));
+    cr_assert_eq(caid_array_get_info(set)->members, n);
+    cr_assert_eq(arena_look().published, n);
+    return set;
+}
+
+/* Two blocks, of which one has one allocation, freed while the set keeps both. */
+ARENA_TEST(arena_part, are_members_of_a_set)
+{
+    static char keys[N_MANY][8];
+    static struct caid_member members[N_MANY];
+    const char *const names[] = {"s/2998", "s/2", "s/2999", "s/2997"};
+    const uint64_t at[] = {arena_get(20 * MIB), arena_get(N_PART)};
+    struct caid_array *arrays[ARRAY_SIZE(names)];
+    int n_gone = 0;
+
+    for (size_t i = 0; i < N_MANY; i++) {
+        snprintf(keys[i], sizeof(keys[i]), "%zu", i);
+        members[i] = member(keys[i], at[i % 2]);
+        if (i % 3 == 0)
+            members[i].shape = &nothing;
+    }
+    members[2].offset += N_PART;
+    fill(at[0], 1);
+    fill(at[0] + N_PART, 2);
+    fill(at[1], 3);
+    struct caid_array *set = make_set(members, N_MANY, &n_gone);
+    cr_assert_eq(caid_array_get_info(set)->layout, 0, "of two blocks");
+    assert_ok(caid_array_publish(set, "s/", NULL, NULL, &error));
+    caid_array_close(set);
+    arena_put(at[0]);
+    arena_put(at[1]);
+
+    struct caid_client *other = daemon_connect(&f.daemon);
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+        assert_ok(caid_array_open(other, &arrays[i], names[i], NULL, &error));
+    for (unsigned char i = 0; i < 3; i++)
+        read_is(arrays[i], i + 1);
+    cr_assert_eq(caid_array_get_info(arrays[3])->nbytes, 0);
+    caid_array_close(arrays[0]);
+    caid_array_close(arrays[1]);
+    caid_array_close(arrays[3]);
+    take_name("s/");
+    wait_for_published(1);
+    cr_assert_eq(n_gone, 0);
+    cr_assert_eq(arena_look().pending, 1, "the other block's");
+    caid_array_close(arrays[2]);
+    wait_for_published(0);
+    cr_assert_eq(n_gone, 1);
+    cr_assert_eq(arena_look().pending, 2);
+    caid_client_close(other);
+}
+
+ARENA_TEST(arena_part, of_a_set_in_one_block_are_known_by_its_layout)
+{
+    uint64_t ptr = arena_get(2 * N_PART);
+    const struct caid_member two[] = {member("a", ptr), member("b", ptr + N_PART)};
+    int n_gone = 0;
+
+    struct caid_array *set = make_set(two, 2, &n_gone);
+    cr_assert_neq(caid_array_get_info(set)->layout, 0);
+    assert_ok(caid_array_publish(set, "s/", NULL, NULL, &error));
+    assert_ok(caid_array_publish(set, "s/", NULL, NULL, &error));
+    caid_array_close(set);
+    caid_arena_close(f.arena);
+    f.arena = NULL;
+    take_name("s/");
+    for (int i = 0; i < TRIES && n_gone == 0; i++) {
+        assert_ok(caid_client_dispatch(f.client, &error));
+        usleep(1000);
+    }
+    cr_assert_eq(n_gone, 1, "the arena need not be there");
+}
+
+/* All or none; what is wrong may come last. */
+ARENA_TEST(arena_part, of_a_set_that_is_refused)
+{
+    static char keys[N_MANY][8];
+    static struct caid_member members[N_MANY];
+    const uint64_t at[] = {arena_get(20 * MIB), arena_get(N_PART)};
+    struct caid_array *set = NULL;
+    int n_gone = 0;
+
+    for (size_t i = 0; i < N_MANY; i++) {
+        snprintf(keys[i], sizeof(keys[i]), "%zu", i);
+        members[i] = member(keys[i], at[i % 2]);
+    }
+#define REFUSED_AS(code, ...) \
+    assert_failed(caid_arena_set_create(__VA_ARGS__, count, &n_gone, &error), CAID_ERR_##code)
+    REFUSED_AS(INVALID, NULL, &set, members, 1);
+    REFUSED_AS(INVALID, f.arena, NULL, members, 1);
+    REFUSED_AS(INVALID, f.arena, &set, NULL, 1);
+    REFUSED_AS(INVALID, f.arena, &set, members, 0);
+    members[N_MANY - 1].offset = at[1] + N_PART;
+    REFUSED_AS(NOT_FOUND, f.arena, &set, members, N_MANY);
+    members[N_MANY - 1].offset = at[1] + 1;
+    REFUSED_AS(INVALID, f.arena, &set, members, N_MANY);
+    cr_assert_eq(arena_look().published, 0, "nobody was asked");
+    members[N_MANY - 1] = member("0", at[1]);
+    REFUSED_AS(EXISTS, f.arena, &set, members, N_MANY);
+    members[N_MANY - 1] = member(NULL, at[1]);
+    REFUSED_AS(INVALID_NAME, f.arena, &set, members, N_MANY);
+    wait_for_published(0);
+    cr_assert_null(set);
+
+    members[0].key = "a";
+    set = make_set(members, 1, &n_gone);
+    cr_assert_eq(n_gone, 0, "never of what failed");
+    caid_array_close(set);
+    wait_for_published(0);
+    cr_assert_eq(n_gone, 1);
+    arena_put(at[0]);
+    arena_put(at[1]);
+    assert_ok(caid_arena_trim(f.arena, &error));
+    cr_assert_eq(arena_look().blocks, 0);
 }

@@ -2,6 +2,7 @@
 /* The library's own side of parts (client/memory/part.h): hooks that say that memory may be used
  * again, how they are forgotten, and what is left of all of it after fork(). */
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -9,7 +10,9 @@
 
 #include "part_fixture.h"
 
-#include "memory/part.h"
+#include "base/clock.h"
+#include "memory/array.h"
+#include "memory/set.h"
 #include "session/client.h"
 
 /* What has run, in its order. */
@@ -111,6 +114,35 @@ CLIENT_TEST(part_hook, is_not_called_for_what_failed)
     look();
     parts_end();
     cr_assert_str_eq(record.of, "");
+}
+
+/* Nobody waits for the answer: the parts are the daemon's to report, and no memory is used again
+ * for it. */
+PART_TEST(part_hook, is_not_called_for_a_set_whose_call_was_left)
+{
+    const int64_t shape = N_PART;
+    const struct caid_member one = {.key = "a", .typestr = "|u1", .ndim = 1, .shape = &shape};
+    struct record record = {0};
+    void *const of[] = {&record};
+    const struct set_told told = {note_hook, of, note_gone, &record};
+    const uint64_t timeout_ns = f.client->call_timeout_ns;
+    struct caid_array *set;
+
+    assert_ok(set_new(f.whole, &set, &error));
+    kill(f.daemon.pid, SIGSTOP);
+    f.client->call_timeout_ns = 20 * NSEC_PER_MSEC;
+    assert_failed(set_stage(set, f.whole, &one, 1, &told, &error), CAID_ERR_TIMEOUT);
+    f.client->call_timeout_ns = timeout_ns;
+    kill(f.daemon.pid, SIGCONT);
+    cr_assert_eq(set->info.members, 0);
+    array_close_now(set);
+    publish_hooked("x", &record, &record);
+    unlink_name("x");
+    while (record.n < 2)
+        assert_ok(caid_client_dispatch(f.client, &error));
+    look();
+    wait_for_arrays(1);
+    cr_assert_str_eq(record.of, "hg", "of x alone");
 }
 
 /* ---- forgetting ---- */

@@ -78,6 +78,8 @@ def test_a_modules_parameters_are_published_without_a_copy(daemon, tmp_path):
             module = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False), torch.nn.Linear(64, 64))
             module = module.to("cuda")
             module[1].weight = module[0].weight
+            module.register_buffer("none", torch.empty(0, 3, device="cuda"))
+            module.register_buffer("turned", torch.arange(6, device="cuda").view(2, 3).t())
         caid.weights.from_torch(module, "module", metadata={"step": 7})
         with caid.connect() as other:
             w = caid.weights.open("module", client=other)
@@ -97,6 +99,46 @@ def test_a_modules_parameters_are_published_without_a_copy(daemon, tmp_path):
         print("done")
     """, [str(tmp_path / "module.safetensors")])
     assert out == "done\n"
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_modules_memory_is_kept_as_long_as_its_version(daemon, old):
+    needs("torch")
+    run(daemon.env, """
+        import sys, torch, caid.torch, caid.weights
+        pool = caid.torch.MemPool()
+        if sys.argv[1] == "True":  # what a daemon from before says
+            def refuse(*_):
+                raise caid._base._errors.UnknownMethodError(0, "it is older")
+            caid.Arena._set_create = refuse
+        with torch.cuda.use_mem_pool(pool):
+            module = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(50))).to("cuda")
+        module.requires_grad_(False)
+        for p in module.parameters():
+            p.fill_(1)
+        caid.weights.from_torch(module, "module")
+        arena = caid.torch.arena()
+        assert arena.info.published == 100
+        del module, p
+        with torch.cuda.use_mem_pool(pool):
+            other = [torch.zeros(512, 512, device="cuda") for _ in range(200)]
+        torch.cuda.synchronize()
+        with caid.connect() as client:
+            w = caid.weights.open("module", client=client)
+            t = w.torch()
+            assert len(t) == 100 and all((x == 1).all() for x in t.values())
+            del t
+            w.close()
+        try:
+            caid.weights.from_torch(torch.nn.Linear(8, 8).to("cuda"), "module")
+        except ValueError as e:
+            assert "is not in caid's memory" in str(e)
+        else:
+            raise AssertionError("it is published")
+        caid.weights.unload("module")
+        while arena.info.published:
+            pass
+    """, [str(old)])
 
 
 def test_a_graph_over_weights_is_valid_after_they_were_unmapped_and_mapped(daemon, file):

@@ -204,6 +204,68 @@ def test_an_array_over_others_memory(client, arena):
     wait_until(lambda: kept() is None)
 
 
+# --- sets -----------------------------------------------------------------------------------
+
+
+def member(key, ptr, shape=(4,), strides=None):
+    return key, ptr, "<i4", None, shape, strides
+
+
+def test_arrays_of_a_set_lie_where_they_were(client, other, arena):
+    x, large = arena.allocate(64), arena.allocate(20 << 20)  # in two blocks
+    fill(client, x, np.arange(16, dtype="<i4"))
+    fill(client, large, np.full(5 << 20, 7, "<i4"))
+    kept = np.zeros(1)
+    gone = weakref.ref(kept)
+    members = (
+        member("a", x.ptr),
+        member("twice", x.ptr),
+        member("turned", x.ptr, (4, 4), (4, 16)),
+        member("large", large.ptr),
+        member("none", x.ptr, (0, 4)),
+    )
+    made = arena._set_of(members, [kept, x])
+    with pytest.raises(caid.NotFoundError):
+        other.open_set("s/")
+    made.publish("s/", None, 0, False, None, 0)
+    made.close()
+    x.close()
+    del kept, members
+    with other.open_set("s/") as s:
+        assert (s["turned"].copy_to_host() == np.arange(16).reshape(4, 4).T).all()
+        assert (s["twice"].copy_to_host() == s["a"].copy_to_host()).all() and s["twice"].ptr == s["a"].ptr
+        assert (s["large"].copy_to_host() == 7).all() and s["none"].shape == (0, 4)
+        client.unlink("s/")
+        gc.collect()
+        assert gone() is not None and arena.info.published == 5
+    wait_until(lambda: gone() is None)
+    wait_until(lambda: arena.info.published == 0)
+
+
+@pytest.mark.parametrize("n", [3, 3000])  # more than one request takes
+def test_a_set_that_is_refused_keeps_nothing(client, arena, n):
+    x = arena.allocate(64)
+    kept = np.zeros(1)
+    gone = weakref.ref(kept)
+    good = tuple(member(str(i), x.ptr) for i in range(n))
+    for wrong, error in (
+        (member("0", x.ptr), caid.ExistsError),
+        (member("x", x.ptr + 2), caid.InvalidError),
+        (member("x", x.ptr, (17,)), caid.InvalidError),
+        (member("x", 1 << 50), caid.NotFoundError),
+        (member("\t", x.ptr), caid.InvalidNameError),
+        (member(None, x.ptr), TypeError),
+    ):
+        with pytest.raises(error):
+            arena._set_of((*good, wrong), [kept])
+    del kept
+    gc.collect()
+    assert gone() is None
+    wait_until(lambda: client.dispatch() or arena.info.published == 0)
+    arena._set_of(good, None).close()
+    wait_until(lambda: arena.info.published == 0)
+
+
 # --- which work is waited for ---------------------------------------------------------------
 
 

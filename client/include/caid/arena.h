@@ -133,6 +133,16 @@ int caid_arena_publish(struct caid_arena *arena, uint64_t ptr, const char *name,
                        const struct caid_part_options *options, uint64_t *ret_generation,
                        struct caid_error *error);
 
+/* caid_set_create() of arrays in allocations of the arena: the offset of a member is its address,
+ * in an allocation as all of it is, also where it has no bytes. Each pins its allocation as
+ * caid_arena_publish() does. Where all lie in one block (caid_arena_find()), the set has a layout.
+ * gone, if not NULL, is called once, as that of caid_part_options, when nobody can reach any of the
+ * arrays. On failure nothing is left, and `gone` is not called. */
+int caid_arena_set_create(struct caid_arena *arena, struct caid_array **ret,
+                          const struct caid_member *members, size_t n,
+                          void (*gone)(void *userdata), void *userdata,
+                          struct caid_error *error);
+
 /* Makes what waits reusable, without waiting for the GPU's work (the driver may wait as for a
  * launch): all but what is deferred, and what comes while a graph is captured or 32 flushes drain
  * already, which goes with a later free or flush. */

@@ -272,6 +272,12 @@ class Arena(OfProcess, Closing, _caid.Arena):
         """A lease on memory of the arena, which is an unnamed array from then on."""
         return _parts.taken(self._client, self._send(x, stream, own=True))
 
+    def _set_of(self, members, keep):
+        """The Lease of a set without a name, of (key, address, type name, descr, shape, strides or None) of arrays in
+        the arena's memory; `keep` is kept until nobody can reach any of them. It need not be published."""
+        with _releaser.watching(self._client):
+            return self._set_create(members, keep)
+
     def _publish(self, name, part, metadata, many=False, own=False):
         element = part.element
         return self._publish_part(

@@ -246,7 +246,7 @@ def from_torch(module: torch.nn.Module, name: str, *, metadata: Any = None) -> i
     Parameters
     ----------
     module : torch.nn.Module
-        The module, whose ``state_dict()`` is published. Tied parameters are one array.
+        The module, whose ``state_dict()`` is published. Tied parameters are one tensor to readers.
     name : str
         As for load(), in the pool that was given to MemPool.
     metadata : object, optional
