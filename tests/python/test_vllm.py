@@ -34,7 +34,7 @@ from vllm.model_executor import model_loader
 
 folder, options, changes = sys.argv[1], *map(json.loads, sys.argv[2:])
 config = types.SimpleNamespace(
-    model=folder, hf_config={"architectures": ["Model"]}, dtype=torch.float32, quantization=None, revision=None, odd=False,
+    model=folder, hf_config={"architectures": ["Model"]}, dtype=torch.float32, quantization=None, revision=None, odd=False, rows=64,
     compute_hash=lambda: "0",
 )
 settings = types.SimpleNamespace(
@@ -111,7 +111,7 @@ def sets(client):
 def of_files(folder):
     """What the tensors of a model are, by name, when vLLM has processed them."""
     values = numpy.fromfile(folder / "model.bin", "f4").reshape(-1, 32)
-    whole = {"embed.weight": values[:64], "layer.weight": values[64:96], "attention.cos_sin": values[96:160]}
+    whole = {"embed.weight": values[:64], "layer.weight": values[64:96], "attention.rope.cos_sin": values[96:160]}
     whole["attention.scale"] = numpy.full(1, 2, "f4")
     return {name: hashlib.sha256(x.tobytes()).hexdigest() for name, x in whole.items()}
 
@@ -122,7 +122,7 @@ def check_right(told, folder):
         del values["layer.weight"]
     assert told["values"] == values
     assert told["aliases"] == {"head.weight": "embed.weight"} and told["tied"] and told["sinks"] is None
-    assert told["kinds"]["attention.cos_sin"] == "transient" and told["kinds"]["attention.scale"] == "buffer"
+    assert told["kinds"]["attention.rope.cos_sin"] == "transient" and told["kinds"]["attention.scale"] == "buffer"
     assert told["loader"] == "of this process"
 
 
@@ -261,6 +261,7 @@ def test_what_another_program_has_published_is_checked(client, engine, model):
             (text.replace(b'"layer.weight"', b'"lay.er.weight"'), "the set lacks"),
             (text.replace(b'"tp":[0,1]', b'"tp":[0,2]'), "of another model or engine: ranks"),
             (text.replace(b'"embed.weight":', b'"embed.wrong":').replace(b'"head.weight":"embed.weight"', b""), "lacks"),
+            (text.replace(b'"tensors":{', b'"tensors":{"no.such":["parameter","<f4",[0],false],'), "no module 'no'"),
             (None, "no manifest"),
         ):
             more = {} if other is None else {"caid.vllm": numpy.frombuffer(other, "u1")}

@@ -21,6 +21,7 @@ import torch
 import vllm
 from vllm.distributed import parallel_state
 from vllm.logger import init_logger
+from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
@@ -293,17 +294,19 @@ def _closed_on_error(opened):
 
 
 class _Registered:
-    """The layers that vLLM's models make known by name as they are made, each once."""
+    """What vLLM's models make known as they are made: layers by name, each once, and modules that later models get, too,
+    whose tensors may be on device "meta"."""
 
     def __init__(self, config):
-        self._lists = config.static_forward_context, config.static_all_moe_layers
-        self._before = dict(self._lists[0]), list(self._lists[1])
+        self._dicts = config.static_forward_context, rotary_embedding._ROPE_DICT
+        self._before = [dict(known) for known in self._dicts]
+        self._list, self._listed = config.static_all_moe_layers, [*config.static_all_moe_layers]
 
     def restore(self):
-        layers, experts = self._lists
-        layers.clear()
-        layers.update(self._before[0])
-        experts[:] = self._before[1]
+        for known, before in zip(self._dicts, self._before):
+            known.clear()
+            known.update(before)
+        self._list[:] = self._listed
 
 
 def _check(model):

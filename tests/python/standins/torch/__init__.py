@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in for PyTorch on a CPU, where that is not installed: as much of it as caid.vllm uses, on NumPy."""
 
-import contextlib
 import sys
 import types
 
@@ -116,16 +115,17 @@ def frombuffer(buffer, dtype):
 
 
 def empty(shape, dtype=None, device=None):
-    dtype, device = dtype or _default[-1], device or _devices[-1]
+    dtype, device = dtype or _default[0], device or _devices[-1]
     memory = numpy.lib.stride_tricks.as_strided(numpy.zeros(1, _numpys[dtype]), shape, (0,) * len(shape))
     return Tensor(memory if device == "meta" else numpy.empty(shape, _numpys[dtype]), dtype, device)
 
 
-@contextlib.contextmanager
-def default_dtype(dtype):
-    _default.append(dtype)
-    yield
-    _default.pop()
+def get_default_dtype():
+    return _default[0]
+
+
+def set_default_dtype(name):
+    _default[0] = dtype(name)
 
 
 class Parameter(Tensor):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in for vLLM: the names that caid.vllm uses, with the parameters that they have in vLLM 0.32, which
-`./dev engines` looks at, and one small model. Its weights are one file, float32s of which each layer has a matrix."""
+`./dev engines` looks at, and one small model. It also runs with real PyTorch, on a GPU."""
 
 import contextlib
 import logging
@@ -19,9 +19,6 @@ def _module(name, **members):
     parent, _, leaf = name.rpartition(".")
     setattr(sys.modules[f"vllm.{parent}" if parent else "vllm"], leaf, module)
     module.__path__ = [f"{__path__[0]}/{name.replace('.', '/')}"]
-    for member in members.values():
-        if getattr(member, "__module__", None) == __name__:
-            member.__module__ = module.__name__
     return module
 
 
@@ -33,7 +30,7 @@ class UnquantizedLinearMethod(QuantizeMethodBase):
     def process_weights_after_loading(self, layer):
         assert not layer.weight.is_meta
         layer.cpu_linear = torch.nn.functional.linear
-        if not getattr(layer, "_cpu_skip_gemm_dispatch", False):
+        if torch.device(layer.weight.device).type == "cpu" and not getattr(layer, "_cpu_skip_gemm_dispatch", False):
             layer.cpu_linear = "packed"
             layer.weight = None
 
@@ -60,6 +57,14 @@ def weights_already_processed():
     _processed.pop()
 
 
+@contextlib.contextmanager
+def set_default_torch_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(before)
+
+
 def get_tp_group():
     return types.SimpleNamespace(rank_in_group=0, world_size=1)
 
@@ -76,11 +81,12 @@ _module(
     get_tp_group=get_tp_group, get_pp_group=get_tp_group, get_dp_group=get_tp_group, get_pcp_group=get_tp_group,
 )
 _module("utils")
-_module("utils.torch_utils", set_default_torch_dtype=torch.default_dtype)
+_module("utils.torch_utils", set_default_torch_dtype=set_default_torch_dtype)
 _module("model_executor")
 _module("model_executor.utils", weights_already_processed=weights_already_processed)
 _module("model_executor.layers")
 _module("model_executor.layers.linear", UnquantizedLinearMethod=UnquantizedLinearMethod)
+_module("model_executor.layers.rotary_embedding", _ROPE_DICT={})
 _module("model_executor.layers.quantization")
 _module("model_executor.layers.quantization.base_config", QuantizeMethodBase=QuantizeMethodBase)
 _module("model_executor.layers.vocab_parallel_embedding", UnquantizedEmbeddingMethod=UnquantizedEmbeddingMethod)

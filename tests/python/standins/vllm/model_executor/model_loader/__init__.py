@@ -28,38 +28,47 @@ class LoadConfig:
     device: "str | None" = None
 
 
-class Layer(torch.Module):
+class Layer(torch.nn.Module):
     def __init__(self, shape, method):
         super().__init__()
-        self.weight = torch.Parameter(torch.empty(shape))
+        self.weight = torch.nn.Parameter(torch.empty(shape), requires_grad=False)
         self.weight.weight_loader = "of this process"
         self.quant_method = method
 
 
-class Attention(torch.Module):
+class Rope(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cos_sin", torch.empty((64, 32)), persistent=False)
+
+
+class Attention(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("scale", torch.empty((1,)))
-        self.register_buffer("cos_sin", torch.empty((64, 32)), persistent=False)
+        self.rope = vllm.model_executor.layers.rotary_embedding._ROPE_DICT.setdefault("plain", Rope())
         self.register_parameter("sinks", None)
 
 
-class Model(torch.Module):
+class Model(torch.nn.Module):
     """Three matrices, of which two are one, a buffer that vLLM fills in place, and a large one."""
 
     def __init__(self, config):
         super().__init__()
         method = vllm.OddMethod() if config.odd else vllm.UnquantizedLinearMethod()
-        self.embed = Layer((64, 32), vllm.UnquantizedEmbeddingMethod())
-        self.head = Layer((64, 32), vllm.UnquantizedEmbeddingMethod())
+        self.embed = Layer((config.rows, 32), vllm.UnquantizedEmbeddingMethod())
+        self.head = Layer((1, 32), vllm.UnquantizedEmbeddingMethod())
         self.head.weight = self.embed.weight
         self.layer = Layer((32, 32), method)
         self.attention = Attention()
 
     def load_weights(self, weights):
         for name, values in weights:
-            module, leaf = name.split(".")
-            getattr(self._modules[module], leaf).copy_(torch.from_numpy(values))
+            *path, leaf = name.split(".")
+            module = self
+            for part in path:
+                module = getattr(module, part)
+            getattr(module, leaf).copy_(torch.from_numpy(values))
 
 
 def initialize_model(vllm_config, *, prefix="", model_class=None, model_config=None):
@@ -91,9 +100,11 @@ class BaseModelLoader:
         return initialize_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
 
     def load_model(self, vllm_config, model_config, prefix=""):
-        model = self.create_model(vllm_config, model_config, prefix)
+        device = torch.device(vllm_config.device_config.device)
+        with vllm.set_default_torch_dtype(model_config.dtype), device:
+            model = self.create_model(vllm_config, model_config, prefix)
         self.load_weights(model, model_config)
-        process_weights_after_loading(model, model_config, torch.device("cpu"))
+        process_weights_after_loading(model, model_config, device)
         return model.eval()
 
 
@@ -113,9 +124,9 @@ class DefaultModelLoader(BaseModelLoader):
         print("loads", flush=True)
         while os.path.exists(f"{model_config.model}/stop"):
             time.sleep(0.01)
-        yield "embed.weight", values[:64]
-        yield "layer.weight", values[64:96]
-        yield "attention.cos_sin", values[96:160]
+        yield "embed.weight", values[:-96]
+        yield "layer.weight", values[-96:-64]
+        yield "attention.rope.cos_sin", values[-64:]
 
     def load_weights(self, model, model_config):
         model.load_weights(self.get_all_weights(model_config, model))
