@@ -145,26 +145,35 @@ span_of(const struct msg_array *r)
 }
 
 /* The creator writes its array. */
-static uint64_t
-write_content(struct harness *h, const struct msg_array *r)
+static bool
+is_among(struct msg_u64s leases, uint64_t lease)
 {
-    uint64_t span = span_of(r);
+    for (uint32_t i = 0; i < leases.n; i++)
+        if (leases.v[i] == lease)
+            return true;
+    return false;
+}
 
+uint64_t
+books_written(struct harness *h, uint64_t conn, struct msg_u64s own, uint64_t block,
+              uint64_t offset, uint64_t bytes)
+{
     for (size_t i = 0; i < h->n_ranges; i++)
-        cr_assert(h->ranges[i].block != r->block ||
-                      !overlap(h->ranges[i].offset, h->ranges[i].bytes, r->offset, span),
+        cr_assert(h->ranges[i].block != block ||
+                      !overlap(h->ranges[i].offset, h->ranges[i].bytes, offset, bytes) ||
+                      (h->ranges[i].conn == conn && is_among(own, h->ranges[i].lease)),
                   "a range that connection %llu may write is given away (I2)",
                   (unsigned long long)h->ranges[i].conn);
-    books_unused(h, r->block, r->offset, span);
+    books_unused(h, block, offset, bytes);
     for (size_t i = h->n_contents; i-- > 0;) {
         struct h_content *c = &h->contents[i];
-        if (c->block == r->block && overlap(c->offset, c->bytes, r->offset, span))
+        if (c->block == block && overlap(c->offset, c->bytes, offset, bytes))
             *c = h->contents[--h->n_contents];
     }
     cr_assert_lt(h->n_contents, H_BOOKS);
-    h->contents[h->n_contents++] = (struct h_content){.block = r->block,
-                                                      .offset = r->offset,
-                                                      .bytes = span,
+    h->contents[h->n_contents++] = (struct h_content){.block = block,
+                                                      .offset = offset,
+                                                      .bytes = bytes,
                                                       .stamp = ++h->next_stamp};
     return h->next_stamp;
 }
@@ -222,7 +231,9 @@ add_array(struct harness *h, const struct core_action *a, enum msg_method method
         return array;
     if (method == MSG_CREATE) /* else it may be a part */
         cr_assert_eq(r->offset % 512, 0);
-    array.stamp = method == MSG_CREATE ? write_content(h, r) : read_content(h, r);
+    array.stamp = method == MSG_CREATE ? books_written(h, a->conn, (struct msg_u64s){0},
+                                                       r->block, r->offset, span_of(r))
+                                       : read_content(h, r);
     add_range(h, a, r, pool);
     return array;
 }

@@ -13,6 +13,10 @@ void books_released(struct harness *h, uint64_t handle, int error);
 /* A reply to create or open; fills in what it says. */
 void books_arrays(struct harness *h, const struct core_action *a, enum msg_method method,
                   const struct msg_arrays_result *result, struct h_reply *reply);
+/* A client writes what lies there, with those leases of its own: nobody else has it. Returns its
+ * stamp. */
+uint64_t books_written(struct harness *h, uint64_t conn, struct msg_u64s own, uint64_t block,
+                       uint64_t offset, uint64_t bytes);
 void books_closed(struct harness *h, uint64_t conn, uint64_t lease);
 void books_forgotten(struct harness *h, uint64_t conn, uint64_t block);
 /* The core is killed: the next one does not wait for what is under way in a block that its client

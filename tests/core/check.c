@@ -663,7 +663,7 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
         }
         t->used[RES_WATCHES] += watches;
         LIST_FOREACH(vacate, &conn->vacates, of_conn) {
-            CHECK(vacate->conn == conn && vacate->in != &core->vacates.due);
+            CHECK(vacate->conn == conn && (vacate->in != &core->vacates.due || core->behind));
             t->used[RES_WATCHES]++;
             host += vacate->charge.host;
         }

@@ -65,9 +65,8 @@ model_find(struct model *m, int pool, int name)
     return i == M_NONE ? NULL : &m->arrays[i];
 }
 
-/* A client of an earlier core's, that is not back, has its memory. */
-static bool
-is_held_before(const struct model *m, const struct m_array *array)
+bool
+model_is_held_before(const struct model *m, const struct m_array *array)
 {
     for (size_t i = 0; i < m->h.n_holds; i++)
         if (m->h.holds[i].block == array->block && m->h.holds[i].conn <= m->before)
@@ -86,7 +85,7 @@ model_settle(struct model *m, struct m_array *array)
                    array->n_parts || array->keeper != M_NONE || array->n_sets;
     if (array->alive || !was_alive)
         return;
-    array->fenced |= array->is_old && is_held_before(m, array);
+    array->fenced |= array->is_old && model_is_held_before(m, array);
     if (array->whole != M_NONE) {
         struct m_array *whole = &m->arrays[array->whole];
         whole->n_parts--;
@@ -135,6 +134,7 @@ model_name_taken(struct model *m, int i, int name, uint64_t generation)
     n->creating = M_NONE;
     array->name = array->last_name = name;
     array->generation = generation;
+    model_vacates_end(m, i);
 }
 
 void
@@ -145,6 +145,7 @@ model_lease_gone(struct model *m, struct m_slot *slot, int i)
     model_brackets_lease_gone(m, (int)(slot - m->slots), slot->leases[i].lease);
     *(slot->gone ? &array->n_departed : &array->n_leases) -= 1;
     slot->leases[i] = slot->leases[--slot->n_leases];
+    model_vacates_end(m, (int)(array - m->arrays));
     model_settle(m, array);
 }
 
@@ -337,6 +338,7 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
     case MSG_CREATE: created(m, r, reply); break;
     case MSG_OPEN:
     case MSG_OPEN_COMPANION: opened(m, r, reply); break;
+    case MSG_VACATE: model_vacated(m, r, r->vacates[0].lease); break;
     case MSG_STAGE: model_staged(m, r); break;
     case MSG_STAGE_PARTS: model_parts_staged(m, r, reply); break;
     case MSG_SEND: model_ticket_add(m, r, (int)r->seen, r->readonly); break;
@@ -453,7 +455,7 @@ check_counts(struct model *m)
     for (int i = 0; i < m->n_requests; i++) {
         if (m->requests[i].method == MSG_CREATE)
             return;
-        watches += m->requests[i].method == MSG_WATCH;
+        watches += m->requests[i].method == MSG_WATCH ? 1 : (uint64_t)m->requests[i].n_vacates;
     }
     for (int i = 0; i < m->n_arrays; i++) {
         arrays += m->arrays[i].alive;
@@ -509,6 +511,7 @@ check_progress(struct model *m)
     for (int i = 0; i < m->n_requests; i++)
         cr_assert(m->requests[i].method == MSG_WATCH || m->requests[i].method == MSG_BEGIN ||
                       m->requests[i].method == MSG_PARTS ||
+                      m->requests[i].method == MSG_VACATE ||
                       (m->requests[i].method == MSG_CREATE && lingering),
                   "%s waits for nothing", msg_method_name(m->requests[i].method));
 }
@@ -525,6 +528,7 @@ check(struct model *m)
     check_records(m);
     model_check_brackets(m);
     model_check_parts(m);
+    model_check_vacates(m);
     check_progress(m);
     check_ghosts(m);
     if (!m->blind && !m->returning)

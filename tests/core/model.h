@@ -26,6 +26,8 @@
 #define M_TORN     16
 #define M_TICKETS  8
 #define M_KEYS     2
+#define M_VACATES  1
+#define M_OWN      4
 #define M_NONE     -1
 #define M_GHOST    -2 /* being created by a client that is going */
 
@@ -151,6 +153,9 @@ struct m_request {
         uint64_t at, nbytes;
     } places[M_KEYS];
 
+    int n_vacates, n_own; /* sets of which one is to be vacant; leases that do not count */
+    struct m_lease vacates[M_VACATES], own[M_OWN];
+    bool was_unsure;   /* whether they are vacant */
     uint32_t may_fail; /* bits: with these errors */
     bool must_fail;
     bool readonly;  /* what it opens */
@@ -177,9 +182,11 @@ struct model {
     bool blind; /* expects nothing but what books and sums say: allocations fail */
     bool stopped;
     bool crowded;        /* much is done with few arrays */
+    bool turning;        /* and most of it with versions that a client publishes in turn */
     bool restarts;       /* now and then; nothing ends with the core */
     bool returning;      /* since the last restart not all is known yet: model_return.c */
     uint64_t before;     /* the last connection of the core before */
+    bool has_rested;     /* a second, in which all that lingers was looked at */
     bool left_behind;    /* some do not come back that the core waits for */
     uint64_t talks;      /* connection whose answers are looked at as they come */
     int n_out_of_memory; /* connections that ended by it */
@@ -242,6 +249,8 @@ void model_name_taken(struct model *m, int array, int name, uint64_t generation)
 void model_lease_gone(struct model *m, struct m_slot *slot, int i);
 /* The client may not hear of it, and come back; array: index. */
 void model_granted(struct model *m, const struct m_request *r, uint64_t lease, int array);
+/* A client of an earlier core's, that is not back, has its memory. */
+bool model_is_held_before(const struct model *m, const struct m_array *array);
 /* Something that kept it has gone. */
 void model_settle(struct model *m, struct m_array *array);
 /* A request that is about to be sent; its reply is looked at when it comes. */
@@ -308,6 +317,7 @@ void model_ended(struct model *m, const struct m_bracket *b, const struct msg_en
 void model_send_begin(struct model *m, const struct m_bracket *b,
                       struct msg_begin_params params);
 void model_step_use(struct model *m, int slot);
+void model_step_turn(struct model *m, int slot);
 void model_timelines_hangup(struct model *m, uint64_t conn);
 /* The core waits for who has them, though he does not come back. */
 void model_timelines_stay(struct model *m, uint64_t conn);
@@ -335,7 +345,8 @@ void model_check_part_count(const struct model *m, int array, const struct msg_e
 
 /* model_set.c */
 void model_step_set(struct model *m, int slot);
-/* Its lease on a set of parts, to publish it by, or NULL. */
+void model_step_open_of(struct model *m, int slot);
+/* Its lease on a set of parts, to publish it by, or NULL. Where there is, one that has no name. */
 const struct m_lease *model_some_version(struct model *m, int slot);
 /* Its lease on the set takes parts of what the other one is on. */
 void model_stage_parts(struct model *m, int slot, const struct m_lease *set,
@@ -351,6 +362,18 @@ void model_expect_sets(struct model *m, struct m_request *r, const struct m_arra
 /* Checks what a list has of the members of a set; returns how many. */
 uint32_t model_check_members(struct model *m, const struct m_array *set,
                              const struct h_reply *reply, uint32_t n);
+
+/* The array whose parts its members are, all of them, or M_NONE. */
+int model_whole_of(const struct model *m, const struct m_array *set);
+
+/* model_vacate.c */
+void model_step_vacate(struct model *m, int slot);
+void model_vacated(struct model *m, const struct m_request *r, uint64_t lease);
+/* So much time is about to. */
+void model_vacates_pass(struct model *m, uint64_t ns);
+/* What waits for the array is refused, if that was closed, or has a name. */
+void model_vacates_end(struct model *m, int array);
+void model_check_vacates(struct model *m);
 
 /* model_ticket.c */
 void model_step_ticket(struct model *m, int slot);
@@ -373,6 +396,8 @@ const struct core_pool_config *model_pool(const struct model *m, int pool);
 void model_choose(struct model *m, struct core_config *config);
 
 /* model_steps.c */
+void model_step_close(struct model *m, int slot);
+void model_open_generation(struct model *m, int slot, int pool, int name);
 void model_publish(struct model *m, int slot, const struct m_lease *lease, int name);
 void PRINTF(2, 3) model_note(struct model *m, const char *fmt, ...);
 void model_step(struct model *m);

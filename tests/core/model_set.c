@@ -178,9 +178,8 @@ model_parts_staged(struct model *m, const struct m_request *r, const struct h_re
     model_check_layout(m, r->set, reply->layout);
 }
 
-/* Whether its members are all parts of one array. */
-static bool
-has_layout(const struct model *m, const struct m_array *set)
+int
+model_whole_of(const struct model *m, const struct m_array *set)
 {
     int whole = M_NONE;
 
@@ -190,25 +189,28 @@ has_layout(const struct model *m, const struct m_array *set)
             continue;
         if (m->arrays[member].whole == M_NONE ||
             (whole != M_NONE && m->arrays[member].whole != whole))
-            return false;
+            return M_NONE;
         whole = m->arrays[member].whole;
     }
-    return whole != M_NONE;
+    return whole;
 }
 
 const struct m_lease *
 model_some_version(struct model *m, int s)
 {
     const struct m_slot *slot = &m->slots[s];
+    const struct m_lease *found = NULL;
     bool asks = slot->conn && !slot->gone && !slot->offended && !slot->away;
     uint32_t n = asks ? (uint32_t)slot->n_leases : 0, first = n ? model_random(m, n) : 0;
 
     for (uint32_t i = 0; i < n; i++) {
         const struct m_lease *lease = &slot->leases[(first + i) % n];
-        if (!lease->readonly && has_layout(m, &m->arrays[lease->array]))
-            return lease;
+        const struct m_array *set = &m->arrays[lease->array];
+        if (!lease->readonly && model_whole_of(m, set) != M_NONE &&
+            (!found || set->name == M_NONE))
+            found = lease;
     }
-    return NULL;
+    return found;
 }
 
 static bool
@@ -231,7 +233,8 @@ model_check_layout(struct model *m, int array, uint64_t layout)
 {
     struct m_array *set = &m->arrays[array];
 
-    EXPECT(m, (layout != 0) == has_layout(m, set), "a layout of array %d, or none", array);
+    EXPECT(m, (layout != 0) == (model_whole_of(m, set) != M_NONE),
+           "a layout of array %d, or none", array);
     EXPECT(m, !set->layout || set->layout == layout, "another layout than before");
     set->layout = layout;
     for (int i = 0; i < m->n_arrays && layout; i++)
@@ -241,14 +244,24 @@ model_check_layout(struct model *m, int array, uint64_t layout)
                "the layouts of arrays %d and %d", array, i);
 }
 
-static void
-step_open_of(struct model *m, int s)
+static const struct m_lease *
+some_set(struct model *m, const struct m_slot *slot)
+{
+    const struct m_lease *lease = NULL;
+
+    for (int tries = 0; tries < 4 && (!lease || !m->arrays[lease->array].is_set); tries++)
+        lease = &slot->leases[model_random(m, (uint32_t)slot->n_leases)];
+    return lease;
+}
+
+void
+model_step_open_of(struct model *m, int s)
 {
     struct m_slot *slot = &m->slots[s];
 
     if (!slot->n_leases || slot->n_leases + 8 > M_LEASES)
         return;
-    const struct m_lease *lease = some_lease(m, slot, true);
+    const struct m_lease *lease = some_set(m, slot);
     const struct m_array *set = &m->arrays[lease->array];
     uint32_t key = model_random(m, M_KEYS);
     struct m_request *r = model_ask(m, s, MSG_OPEN);
@@ -275,7 +288,7 @@ void
 model_step_set(struct model *m, int s)
 {
     static void (*const steps[])(struct model *, int) = {step_stage, step_stage_parts,
-                                                         step_open_of};
+                                                         model_step_open_of};
 
     steps[model_random(m, ARRAY_SIZE(steps))](m, s);
 }

@@ -321,11 +321,10 @@ is_held(const struct model *m, int pool, int name, uint64_t generation)
     return false;
 }
 
-static void
-step_open_generation(struct model *m, int s)
+void
+model_open_generation(struct model *m, int s, int pool, int name)
 {
-    struct m_slot *slot = &m->slots[s];
-    int pool = some_pool(m, slot), name = some_name(m);
+    const struct m_slot *slot = &m->slots[s];
     uint64_t highest = m->names[pool][name].highest;
     uint64_t generation = 1 + model_random(m, (uint32_t)highest + 2);
 
@@ -341,6 +340,14 @@ step_open_generation(struct model *m, int s)
     model_note(m, "slot %d: open %s of %s, generation %llu", s, model_name(name),
                model_pool_name(pool), (unsigned long long)generation);
     h_open_generation(&m->h, slot->conn, model_name(name), model_pool_name(pool), generation);
+}
+
+static void
+step_open_generation(struct model *m, int s)
+{
+    int pool = some_pool(m, &m->slots[s]);
+
+    model_open_generation(m, s, pool, some_name(m));
 }
 
 /* A block that the client has open and no lease in, or 0. */
@@ -360,8 +367,8 @@ idle_block(const struct model *m, uint64_t conn)
 
 /* Some leases, and a block with them. It must not be forgotten while an answer with an array in
  * it may be on its way. */
-static void
-step_close(struct model *m, int s)
+void
+model_step_close(struct model *m, int s)
 {
     struct m_slot *slot = &m->slots[s];
     uint64_t leases[4], block = 0;
@@ -754,15 +761,16 @@ model_pass(struct model *m, uint64_t ns)
             model_name_gone(m, a->pool, a->name);
     }
     model_tickets_pass(m, now_ns);
+    model_vacates_pass(m, ns);
     h_tick(&m->h, ns);
 }
 
 static void
 step_tick(struct model *m)
 {
-    uint64_t ns = model_random(m, 20) == 0 ? NSEC_PER_SEC
-                  : model_random(m, 2)     ? H_AGE_NS
-                                           : H_AGE_NS / 4;
+    uint64_t ns = model_random(m, m->turning ? 4 : 20) == 0 ? NSEC_PER_SEC
+                  : model_random(m, 2)                      ? H_AGE_NS
+                                                            : H_AGE_NS / 4;
 
     model_note(m, "%llu ns pass", (unsigned long long)ns);
     model_pass(m, ns);
@@ -793,7 +801,7 @@ static const struct {
     uint32_t weight;
 } client_steps[] = {
     {step_create, 6},       {step_open, 4},
-    {step_close, 4},        {step_open_generation, 2},
+    {model_step_close, 4},  {step_open_generation, 2},
     {step_publish, 4},      {step_unlink, 2},
     {step_rename, 2},       {step_expire, 2},
     {step_watch, 3},        {step_cancel, 1},
@@ -822,7 +830,7 @@ try_step(struct model *m)
     uint32_t what = model_random(m, 20);
     int s = some_client(m);
 
-    if (m->restarts && model_random(m, 40) == 0) {
+    if (m->restarts && model_random(m, m->turning ? 20 : 40) == 0) {
         saved_settle_exits(&m->h);
         model_step_kill(m);
     } else if (m->returning && model_random(m, 4) == 0)
@@ -837,6 +845,8 @@ try_step(struct model *m)
         step_finish(m);
     else if (what == 9)
         step_tick(m);
+    else if (m->turning && model_random(m, 2))
+        model_step_turn(m, s);
     else if (m->crowded && model_random(m, 4))
         model_step_use(m, s);
     else if (model_random(m, 8) == 0)
@@ -850,6 +860,7 @@ model_step(struct model *m)
 {
     int before = m->n_steps;
 
+    m->has_rested = false;
     for (int i = 0; i < 100 && m->n_steps == before; i++)
         try_step(m);
     if (m->n_steps == before)

@@ -479,23 +479,31 @@ crowd_part(struct model *m)
             crowd_open(m, s, 2, model_random(m, 4) == 0);
 }
 
-/* Who has made versions publishes one once more, or a client opens the one that is there. */
-static void
-step_turn(struct model *m, int s)
+/* Who has made versions publishes one once more, or waits until it may write one; or a client opens
+ * the one that is there. */
+void
+model_step_turn(struct model *m, int s)
 {
+    uint32_t what = model_random(m, 9), first = model_random(m, M_SLOTS);
     const struct m_lease *version = NULL;
-    uint32_t first = model_random(m, M_SLOTS);
+    int publisher = s;
 
     for (uint32_t i = 0; i < M_SLOTS && !version; i++) {
-        int publisher = (int)((first + i) % M_SLOTS);
+        publisher = (int)((first + i) % M_SLOTS);
         version = model_some_version(m, publisher);
-        if (version && model_random(m, 2)) {
-            model_publish(m, publisher, version, 2);
-            return;
-        }
     }
-    if (model_find(m, 2, 2) && model_may(m, &m->slots[s], 2, 4) &&
-        m->slots[s].n_leases + 8 <= M_LEASES)
+    if (version && what == 0)
+        model_publish(m, publisher, version, 2);
+    else if (version && what < 3)
+        model_step_vacate(m, publisher);
+    else if (what == 3)
+        model_step_close(m, s);
+    else if (what == 4)
+        model_open_generation(m, s, 2, 2);
+    else if (what < 7)
+        model_step_open_of(m, s);
+    else if (model_find(m, 2, 2) && model_may(m, &m->slots[s], 2, 4) &&
+             m->slots[s].n_leases + 8 <= M_LEASES)
         crowd_open(m, s, 2, true);
 }
 
@@ -522,8 +530,9 @@ model_crowd(struct model *m)
     for (int name = 0; name < 2; name++)
         if (m->slots[0].conn && !m->slots[0].offended)
             crowd_array(m, name);
+    m->turning = model_random(m, 2);
     if (m->slots[0].conn && !m->slots[0].offended)
-        (model_random(m, 2) ? crowd_part : crowd_sets)(m);
+        (m->turning ? crowd_sets : crowd_part)(m);
     for (int s = 0; s < M_SLOTS; s++)
         if (m->slots[s].conn && !m->slots[s].offended)
             step_page(m, s);
@@ -550,14 +559,12 @@ model_step_use(struct model *m, int s)
         step_end,          step_end,   step_page,     step_drop_page,     step_discard,
         step_cancel_begin, step_kill,  step_timeline, step_open_timeline,
     };
-    uint32_t what = model_random(m, ARRAY_SIZE(steps) + 7);
+    uint32_t what = model_random(m, ARRAY_SIZE(steps) + 4);
 
     if (what < ARRAY_SIZE(steps))
         steps[what](m, s);
     else if (what < ARRAY_SIZE(steps) + 2)
         model_step_part(m, s);
-    else if (what < ARRAY_SIZE(steps) + 5)
-        step_turn(m, s);
     else
         step_land(m);
 }
