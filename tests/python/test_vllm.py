@@ -2,17 +2,22 @@
 """Load format "caid" of vLLM, with stand-ins for vLLM and PyTorch (standins/): who loads, who maps, and what each has
 then, whatever becomes of the others. Real vLLM: ./dev engines."""
 
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 import numpy
 import pytest
 from conftest import Child
+from restarts import Restarts
+from uids import taking
 
 import caid
 
@@ -62,9 +67,9 @@ def tell():
 
 
 class Engine(Child):
-    def __init__(self, daemon, folder, options=None, changes=None, then="tell()", **env):
+    def __init__(self, daemon, folder, options=None, changes=None, then="tell()", them=None, **env):
         env = {**(daemon.env if daemon else {}), "PYTHONPATH": f"{STANDINS}:{os.environ['PYTHONPATH']}", **env}
-        super().__init__(ENGINE + then, env, folder, json.dumps(options or {}), json.dumps(changes or {}))
+        super().__init__(ENGINE + then, env, folder, json.dumps(options or {}), json.dumps(changes or {}), **(them or {}))
 
     def told(self):
         """What it says when it has the model, and whether it has read the files before."""
@@ -232,6 +237,22 @@ def test_without_room_or_leave_an_engine_has_its_own_model(engine, model):
             assert not c.list()
 
 
+def test_who_may_only_read_a_pool_maps_and_does_not_publish(model):
+    them = taking(12345, 12345)
+    options = {"pool": "weights"}
+    with contextlib.ExitStack() as stack:
+        place = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        place.chmod(0o755)
+        folder = shutil.copytree(model(1), place / "m")
+        daemon = stack.enter_context(contextlib.closing(Restarts(place, '[pool "weights"]\nowner = 0\nmode = 0644\n')))
+        for who, how in (them, "loads the model from its files"), (None, "published"), (them, "mapped"):
+            engine = Engine(daemon, folder, options, them=who)
+            stack.callback(engine.kill)
+            told = engine.told()
+            check_right(told, folder)
+            assert how in told["how"] and told["said"] == 1
+
+
 def test_without_a_daemon_an_engine_loads_for_itself(engine, model, tmp_path):
     folder = model(1)
     told = engine(folder, at=None, CAID_SOCKET=str(tmp_path / "nobody")).told()
@@ -322,6 +343,32 @@ def test_a_version_that_fits_takes_the_place_of_another(client, engine, model, s
     else:
         assert "layer.weight: <f4 (32, 32), and <f4 (4, 4) in the version" in told["how"]
         check_right(told, folder)
+
+
+OTHER = """
+import vllm, vllm.model_executor.model_loader.default_loader as loaders
+vllm.__version__ = sys.argv[1]
+if len(sys.argv) > 2:
+    delattr(loaders.DefaultModelLoader, sys.argv[2])
+import logging, caid.vllm
+logging.basicConfig()
+caid.vllm.register()
+from vllm.model_executor import model_loader
+model_loader._LOAD_FORMAT_TO_MODEL_LOADER["caid"](model_loader.LoadConfig("caid"))
+"""
+
+
+@pytest.mark.parametrize(
+    "version, lacking, said",
+    [
+        ("0.32.1+cpu", (), ""), ("0.33.0", (), "is made for vLLM 0.32, and may not fit 0.33.0"),
+        ("0.33.0", ("_prepare_weights",), "ImportError: caid.vllm is made for vLLM 0.32, and does not fit 0.33.0: "),
+    ],
+)
+def test_another_vllm_is_told(daemon, version, lacking, said):
+    other = Child(OTHER, {"PYTHONPATH": f"{STANDINS}:{os.environ['PYTHONPATH']}"}, version, *lacking)
+    status, errors = other.finish()
+    assert status == len(lacking) and (said in errors if said else not errors)
 
 
 def test_the_entry_point_never_raises_and_is_told_everywhere(tmp_path):

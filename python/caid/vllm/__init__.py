@@ -13,6 +13,8 @@ import logging
 import sys
 from typing import Any, Callable
 
+VLLM = "0.32"  # the version whose private names are used here; another one may have others
+
 _logger = logging.getLogger("vllm.caid")  # vLLM shows what comes from below its own name
 
 
@@ -34,8 +36,12 @@ def _enter_loader(loaders):
         """The loader of load format "caid", which is imported when it is asked for."""
 
         def __new__(cls, load_config):
-            from ._loader import CaidModelLoader
+            try:
+                from ._loader import CaidModelLoader
+            except (ImportError, AttributeError) as e:
+                import vllm
 
+                raise ImportError(f"caid.vllm is made for vLLM {VLLM}, and does not fit {vllm.__version__}: {e}") from e
             return CaidModelLoader(load_config)
 
     loaders.register_model_loader("caid")(Loader)

@@ -21,9 +21,9 @@ import torch
 import vllm
 from vllm.distributed import parallel_state
 from vllm.logger import init_logger
-from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
@@ -38,12 +38,11 @@ from .._base._errors import Error, NotFoundError
 from .._interfaces import _torch_types
 from ..weights import _plan
 from ..weights._turn import turn
-from . import _key, _manifest, _model
+from . import VLLM, _key, _manifest, _model
 from ._manifest import UnfitError
 
 logger = init_logger("vllm.caid")
 
-_VLLM = "0.32"  # whose private names are used here; another one may have others
 _FLAGS = ("has_own_lm_head", "has_own_embed_tokens")  # that load_weights() of a draft model sets
 _TIMEOUT_S = 300.0
 
@@ -166,13 +165,15 @@ def _in_arena(tensor, device):
 class CaidModelLoader(DefaultModelLoader):
     """The loader. Its load_weights(), download_model() and get_all_weights() are vLLM's own."""
 
+    _prepare = DefaultModelLoader._prepare_weights  # of a vLLM that lacks it, none of this is imported
+
     def __init__(self, load_config: Any):
         extra = dict(load_config.model_loader_extra_config or {})
         self.options = Options(extra)
         self._is_shared = False  # during a load whose outcome is shared
         super().__init__(dataclasses.replace(load_config, load_format="auto", model_loader_extra_config=extra))
-        if vllm.__version__.split("+")[0].rpartition(".")[0] != _VLLM:
-            logger.warning("caid: caid.vllm is made for vLLM %s, and may not fit %s", _VLLM, vllm.__version__)
+        if vllm.__version__.split("+")[0].rpartition(".")[0] != VLLM:
+            logger.warning("caid: caid.vllm is made for vLLM %s, and may not fit %s", VLLM, vllm.__version__)
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
         """A model whose weights are those of all engines with its key; or, where that cannot be, of its own."""
@@ -207,7 +208,7 @@ class CaidModelLoader(DefaultModelLoader):
 
     def shared(self, vllm_config: Any, model_config: Any, prefix: str) -> Shared:
         """The Shared of a model. It has no version yet."""
-        folder, files, *_ = self._prepare_weights(model_config.model, None, model_config.revision, True, None)
+        folder, files, *_ = self._prepare(model_config.model, None, model_config.revision, True, None)
         key = _key.facts(vllm_config, model_config, prefix, _key.files_of(folder, files), _ranks(vllm_config), _device())
         name = self.options.name or re.sub(r"[^\w.-]", "_", os.path.basename(os.path.normpath(model_config.model)))
         return Shared(caid.connect(), _key.set_name(name, key), self.options.pool, key)
@@ -298,7 +299,7 @@ class _Registered:
     whose tensors may be on device "meta"."""
 
     def __init__(self, config):
-        self._dicts = config.static_forward_context, rotary_embedding._ROPE_DICT
+        self._dicts = config.static_forward_context, _ROPE_DICT
         self._before = [dict(known) for known in self._dicts]
         self._list, self._listed = config.static_all_moe_layers, [*config.static_all_moe_layers]
 
