@@ -64,7 +64,7 @@ publish_check(const struct caid_array *array, const char *name,
         r = check_name(name, error);
     if (r == 0)
         r = check_metadata(o->metadata, error);
-    if (r == 0 && o->flags & ~(uint32_t)CAID_PUBLISH_NEW)
+    if (r == 0 && o->flags & ~(uint32_t)(CAID_PUBLISH_NEW | CAID_PUBLISH_DROPPABLE))
         r = fail(error, CAID_ERR_INVALID, "unknown flags %#x", o->flags);
     if (r == 0 && o->companion && o->companion->client != array->client)
         r = fail(error, CAID_ERR_INVALID, "the companion is another client's");
@@ -100,6 +100,9 @@ publish_params(const struct caid_array *array, const char *name,
         .companion = o->companion ? o->companion->lease : 0,
         .new = (o->flags & CAID_PUBLISH_NEW) != 0,
         .ttl_ns = o->ttl_ns,
+        .droppable = (o->flags & CAID_PUBLISH_DROPPABLE) != 0,
+        .priority = o->priority,
+        .reload_ns = o->reload_ns,
     };
 }
 

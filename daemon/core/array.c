@@ -248,6 +248,7 @@ array_drop_name(struct core *core, struct array *array)
 {
     struct pool *pool = array->pool;
 
+    set_stays(array);
     RB_REMOVE(names, &pool->names, array);
     array->named = false;
     count_name(array, false);

@@ -72,6 +72,7 @@ struct array { /* kept small: there may be a million */
     bool record_named : 1; /* its record has a name */
     bool expires : 1;      /* its name has a time to live: in core->expiring */
     bool is_set : 1;       /* has members, and no bytes */
+    bool droppable : 1;    /* a set with a name: drop.h */
     int64_t extents[];     /* shape, strides; then typestr, descr and name, each terminated */
 };
 

@@ -50,6 +50,16 @@ linger_array(struct core *core, struct array *array)
     return true;
 }
 
+void
+linger_drop(struct core *core, const struct array *array, bool there)
+{
+    core->devices[array->device].lingering.n_dropped += there ? 1 : UINT64_MAX;
+    array->pool->lingering.n_dropped += there ? 1 : UINT64_MAX;
+    count(core, array, there);
+    if (!there)
+        linger_later(core, 0);
+}
+
 /* Settled at the end of the event, since callers may be in the middle of something. */
 void
 linger_end(struct core *core, struct use *use)

@@ -19,6 +19,9 @@ void linger_later(struct core *core, uint64_t ns);
 bool linger_array(struct core *core, struct array *array);
 /* The last fence of a lingering array is gone. */
 void linger_end(struct core *core, struct use *use);
+/* The array is the whole of a set that was dropped: it counts as lingering until its parts are
+ * gone. */
+void linger_drop(struct core *core, const struct array *array, bool there);
 /* Looks at some of them. Returns whether some are left. */
 bool linger_look(struct core *core);
 /* The array does not linger any more; the caller settles it. */

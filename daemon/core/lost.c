@@ -23,6 +23,7 @@ lost_reason(enum lost_why why)
         [LOST_LEGACY] = "legacy memory ends with the daemon",
         [LOST_MEMBER] = "an array of the set is lost",
         [LOST_COMPANION] = "its companion is lost",
+        [LOST_DROPPED] = "it made room for others",
     };
 
     return reasons[why];
@@ -69,9 +70,11 @@ keep_generation(struct pool *pool, struct user *user, uint64_t generation)
 }
 
 size_t
-lost_host(size_t n_name)
+lost_host(size_t n_name, size_t n_metadata)
 {
-    return sizeof(struct lost) + n_name + 1 + RECORD_HOST(sizeof(struct record_lost) + n_name);
+    return sizeof(struct lost) + n_name + 1 + n_metadata +
+           RECORD_HOST(sizeof(struct record_lost) + sizeof(struct record_dropped) + n_name +
+                       n_metadata);
 }
 
 int
@@ -81,7 +84,7 @@ lost_new(struct pool *pool, struct user *user, struct msg_str name, const struct
 
     if (lost_find(pool, name))
         return 0;
-    lost = calloc(1, sizeof(*lost) + name.n + 1);
+    lost = calloc(1, sizeof(*lost) + name.n + 1 + like->metadata.n);
     if (!lost)
         return -ENOMEM;
     *lost = *like;
@@ -90,7 +93,11 @@ lost_new(struct pool *pool, struct user *user, struct msg_str name, const struct
     lost->name = (char *)(lost + 1);
     if (name.n)
         memcpy(lost->name, name.p, name.n);
-    charge_init(&lost->charge, user, RES_NAMES, 1, lost_host(name.n), NULL);
+    if (like->metadata.p)
+        lost->metadata.p = lost->name + name.n + 1;
+    if (like->metadata.n)
+        memcpy(lost->name + name.n + 1, like->metadata.p, like->metadata.n);
+    charge_init(&lost->charge, user, RES_NAMES, 1, lost_host(name.n, like->metadata.n), NULL);
     RB_INSERT(losts, &pool->losts, lost);
     keep_generation(pool, user, like->generation);
     persist_lost(user->core, lost);
@@ -122,6 +129,11 @@ lost_check(struct pool *pool, struct msg_str name, struct refusal *r)
         lost = find_over(pool, name);
     if (!lost)
         return 0;
+    if (lost->why == LOST_DROPPED)
+        return refuse(r, PROTO_ERR_DROPPED,
+                      "set \"%s\" of pool \"%s\" was dropped to make room; it is to be loaded "
+                      "again",
+                      lost->name, pool->name);
     return refuse(r, PROTO_ERR_LOST,
                   "array \"%.*s\" of pool \"%s\" was lost with an earlier daemon: %s; publish "
                   "it anew, or unlink \"%s\"",

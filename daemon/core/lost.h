@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A lost name: its array was not restored. Requests for it are refused, with the reason, until the
- * name is unlinked or given to another array. It is recorded, so it outlives this daemon, too. The
- * array's user is charged for it as for a name. It ends with its pool.
+ * A lost name: its array was not restored, or it is a set that was dropped (drop.h). Requests for
+ * it are refused, with the reason, until the name is unlinked or given to another array. It is
+ * recorded, so it outlives this daemon, too. The array's user is charged for it as for a name. It
+ * ends with its pool.
  */
 #pragma once
 
@@ -15,6 +16,7 @@ enum lost_why { /* the journal has these numbers */
     LOST_LEGACY,
     LOST_MEMBER,
     LOST_COMPANION,
+    LOST_DROPPED,
     N_LOST,
 };
 
@@ -26,6 +28,12 @@ struct lost {
     uint8_t why, n_name;
     bool is_set; /* a set: its keys are lost as well */
     char *name;  /* behind this struct; terminated */
+    /* LOST_DROPPED: what the set had; metadata.p NULL: none. Behind the name */
+    struct msg_str metadata;
+
+    struct lost_more {
+        uint64_t priority, reload_ns, bytes;
+    } more;
 };
 
 RB_PROTOTYPE(losts, lost, node, )
@@ -33,9 +41,9 @@ RB_PROTOTYPE(losts, lost, node, )
 /* The reason, for people. */
 const char *lost_reason(enum lost_why why);
 /* What a lost name is charged of the daemon's memory. */
-size_t lost_host(size_t n_name);
-/* Adds a lost name; like: id, generation, why and is_set. Nothing happens if it is there.
- * -ENOMEM. */
+size_t lost_host(size_t n_name, size_t n_metadata);
+/* Adds a lost name; like: id, generation, why, is_set, metadata and more. Nothing happens if it is
+ * there. -ENOMEM. */
 int lost_new(struct pool *pool, struct user *user, struct msg_str name,
              const struct lost *like);
 /* NULL: none of that name. */

@@ -2,6 +2,7 @@
 #include "part.h"
 
 #include "array.h"
+#include "linger.h"
 #include "set.h"
 #include "state.h"
 
@@ -39,6 +40,8 @@ whole_touch(struct core *core, const struct array *array)
         return;
     LIST_FOREACH(vacate, &whole->vacates, of_whole)
         vacate_put(vacate, &core->vacates.due);
+    if (whole->droppable)
+        set_list(core, whole->droppable);
 }
 
 uint32_t
@@ -80,6 +83,8 @@ whole_settle(struct core *core, struct whole *whole)
         vacate_put(vacate, &core->vacates.due);
     }
     RB_REMOVE(wholes, &core->wholes, whole);
+    if (whole->dropped)
+        linger_drop(core, whole->array, false);
     whole->array->is_whole = false;
     persist_array(whole->array);
     free(whole);

@@ -28,6 +28,8 @@ struct whole {            /* an array that has parts, from the first to the last
     uint64_t n_leases, n_members; /* of departed connections and tickets, too; of all sets */
     TAILQ_HEAD(, use) uses;
     LIST_HEAD(, vacate) vacates;
+    struct set *droppable; /* a set of all of its parts that may be dropped, or NULL */
+    bool dropped;          /* that set was: its memory is on its way */
 };
 
 RB_HEAD(wholes, whole);

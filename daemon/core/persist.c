@@ -44,6 +44,14 @@ record_end(struct core *core, uint64_t mark)
     return place;
 }
 
+static void
+put(uint8_t **p, const void *bytes, size_t n)
+{
+    if (n)
+        memcpy(*p, bytes, n);
+    *p += n;
+}
+
 /* A fixed part, then a name, if any. */
 static void
 record(struct core *core, enum record_type type, const void *fixed, size_t n, const char *name,
@@ -333,11 +341,31 @@ persist_lost(struct core *core, const struct lost *lost)
         .pool = pool_number(core, lost->pool),
         .uid = lost->charge.user->uid,
         .why = lost->why,
-        .is_set = lost->is_set,
+        .is_set = (lost->is_set ? LOST_SET : 0) | (lost->why == LOST_DROPPED ? LOST_MORE : 0),
         .n_name = lost->n_name,
     };
+    struct record_dropped more = {
+        .priority = lost->more.priority,
+        .reload_ns = lost->more.reload_ns,
+        .bytes = lost->more.bytes,
+        .n_metadata = (uint16_t)lost->metadata.n,
+        .has_metadata = lost->metadata.p != NULL,
+    };
+    size_t n_fixed = offsetof(struct record_lost, name),
+           n_more = r.is_set & LOST_MORE
+                        ? offsetof(struct record_dropped, metadata) + lost->metadata.n
+                        : 0;
+    uint8_t *p = record_begin(core, RECORD_LOST, sizeof(r) + r.n_name + n_more);
 
-    RECORD_NAMED(core, RECORD_LOST, r, lost->name, r.n_name);
+    if (!p)
+        return;
+    put(&p, &r, n_fixed);
+    put(&p, lost->name, r.n_name);
+    if (n_more) {
+        put(&p, &more, offsetof(struct record_dropped, metadata));
+        put(&p, lost->metadata.p, lost->metadata.n);
+    }
+    record_end(core, 0);
 }
 
 void
@@ -431,15 +459,8 @@ array_record_size(const struct array *array, bool expires)
     size_t n_extents = (size_t)array->ndim * (array->has_strides ? 2 : 1) + expires;
 
     return sizeof(struct record_array) + n_extents * sizeof(int64_t) + array->n_typestr +
-           array->n_descr + array->n_name + array_metadata(array).n;
-}
-
-static void
-put(uint8_t **p, const void *bytes, size_t n)
-{
-    if (n)
-        memcpy(*p, bytes, n);
-    *p += n;
+           array->n_descr + array->n_name + array_metadata(array).n +
+           (array->droppable ? 2 * sizeof(uint64_t) : 0);
 }
 
 static void
@@ -465,7 +486,8 @@ fill_array(struct record_array *r, const struct array *array, uint32_t pool, uin
         .flags = (uint8_t)((array->mapped ? ARRAY_MAPPED : 0) |
                            (array->has_strides ? ARRAY_STRIDES : 0) |
                            (array->own ? ARRAY_OWN : 0) | (array->named ? ARRAY_NAMED : 0) |
-                           (expires ? ARRAY_EXPIRES : 0) | (array->metadata ? ARRAY_TEXT : 0)),
+                           (expires ? ARRAY_EXPIRES : 0) | (array->metadata ? ARRAY_TEXT : 0) |
+                           (array->droppable ? ARRAY_DROPPABLE : 0)),
         .ndim = array->ndim,
         .n_name = array->n_name,
         .n_typestr = array->n_typestr,
@@ -477,6 +499,10 @@ fill_array(struct record_array *r, const struct array *array, uint32_t pool, uin
     put(&p, array_descr(array), array->n_descr);
     put(&p, array->name, array->n_name);
     put(&p, metadata.p, metadata.n);
+    if (array->droppable) {
+        put(&p, &array->set->priority, sizeof(uint64_t));
+        put(&p, &array->set->reload_ns, sizeof(uint64_t));
+    }
 }
 
 static void

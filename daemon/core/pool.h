@@ -16,6 +16,7 @@
 RB_HEAD(names, array);
 RB_HEAD(nameless, array);
 RB_HEAD(losts, lost);
+RB_HEAD(droppables, set);
 RB_HEAD(spares, block);
 RB_HEAD(blocks, block);
 TAILQ_HEAD(array_list, array);
@@ -23,9 +24,10 @@ TAILQ_HEAD(block_list, block);
 RB_HEAD(pools, pool);
 LIST_HEAD(pool_list, pool);
 
-struct lingering {   /* lingering arrays with memory */
-    uint64_t n;      /* at present */
-    uint64_t n_over; /* that have lingered and do so no more, ever */
+struct lingering {      /* lingering arrays with memory */
+    uint64_t n;         /* at present */
+    uint64_t n_over;    /* that have lingered and do so no more, ever */
+    uint64_t n_dropped; /* of n: those of sets that were dropped */
 };
 
 struct zone {           /* what a pool has of one kind on one device */
@@ -60,11 +62,12 @@ struct pool {
     uint32_t number; /* in the journal; 0: none */
     uint64_t floor;  /* the highest generation of the names that it has lost */
     struct names names;
-    struct losts losts;         /* lost names: none of them is in `names` */
-    struct nameless nameless;   /* arrays without a name that are not pending */
-    struct blocks blocks;       /* all that it is charged for */
-    struct spares spares;       /* spare blocks, by device, kind and size */
-    struct block_list reserved; /* reserved blocks that are not doomed, oldest first */
+    struct losts losts;           /* lost names: none of them is in `names` */
+    struct droppables droppables; /* sets that may be dropped, as far as is known */
+    struct nameless nameless;     /* arrays without a name that are not pending */
+    struct blocks blocks;         /* all that it is charged for */
+    struct spares spares;         /* spare blocks, by device, kind and size */
+    struct block_list reserved;   /* reserved blocks that are not doomed, oldest first */
     struct lingering lingering;
     struct doubts doubts; /* of arrays without bytes */
     struct unit *unit;    /* units.h; NULL: the pool is restored */
@@ -73,6 +76,7 @@ struct pool {
 };
 
 RB_PROTOTYPE(pools, pool, node, )
+RB_PROTOTYPE(droppables, set, of_pool, )
 RB_PROTOTYPE(names, array, node, )
 RB_PROTOTYPE(nameless, array, node, )
 

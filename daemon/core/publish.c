@@ -107,6 +107,11 @@ publication_commit(struct core *core, struct publication *p, struct array *array
 {
     struct array *companion = req->companion;
     uint64_t generation = next_generation(array, old);
+    /* before its old name, with which that goes */
+    bool stays = req->keeps_ttl && array->droppable;
+    const uint64_t droppable[] = {req->droppable || stays,
+                                  stays ? array->set->priority : req->priority,
+                                  stays ? array->set->reload_ns : req->reload_ns};
 
     if (old && old != array) {
         expiry_set(core, old, NULL);
@@ -130,6 +135,10 @@ publication_commit(struct core *core, struct publication *p, struct array *array
         companion->companion = array;
         companion->is_companion = true;
     }
+    if (!droppable[0])
+        set_stays(array);
+    else
+        set_may_go(core, array, droppable[1], droppable[2]);
     lost_forget(array->pool, array_name(array));
     persist_array(array);
     if (companion)

@@ -20,7 +20,9 @@ struct publish_request {
     struct array *companion;       /* kept by the array from now on; NULL: keeps its own */
     bool new;                      /* REFUSED if the name is taken */
     uint64_t ttl_ns;               /* the name's time to live; 0: without end */
-    bool keeps_ttl;                /* in place of ttl_ns: what the array's name has left */
+    bool keeps_ttl; /* renamed: its time to live, and whether it is droppable, stay */
+    bool droppable; /* drop.h */
+    uint64_t priority, reload_ns;
 };
 
 /* Gives the array a name of its pool, in place of any array that has it now; its own old name goes.

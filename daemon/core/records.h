@@ -72,6 +72,7 @@ enum { /* struct record_array */
     ARRAY_NAMED = 8,
     ARRAY_EXPIRES = 16,
     ARRAY_TEXT = 32, /* it has metadata, of no bytes it may be */
+    ARRAY_DROPPABLE = 64,
 };
 
 enum {                /* marks of a RECORD_ARRAY */
@@ -96,7 +97,8 @@ struct record_array {
     uint32_t pool, uid;
     uint16_t n_descr, n_metadata;
     uint8_t device, kind, flags, ndim, n_name, n_typestr;
-    /* then extents, expiry (8 bytes each); typestr, descr, name, metadata */
+    /* then extents, expiry (8 bytes each); typestr, descr, name, metadata; of a droppable set its
+     * priority and reload_ns */
 };
 
 struct record_member { /* of a set */
@@ -137,13 +139,26 @@ struct record_page { /* of timelines, in which that connection's process signals
     char name[];    /* not terminated */
 };
 
+enum {
+    LOST_SET = 1,
+    LOST_MORE = 2
+};
+
 struct record_lost { /* a name whose array did not come back; by the array's number */
     struct record_key key;
     uint64_t generation;
     uint32_t pool, uid;
-    uint8_t why; /* enum lost_why */
-    uint8_t is_set, n_name;
+    uint8_t why;    /* enum lost_why */
+    uint8_t is_set; /* LOST_SET; LOST_MORE: struct record_dropped follows the name */
+    uint8_t n_name;
     char name[]; /* not terminated */
+};
+
+struct record_dropped { /* not aligned */
+    uint64_t priority, reload_ns, bytes;
+    uint16_t n_metadata;
+    uint8_t has_metadata, unused;
+    char metadata[];
 };
 
 struct record_ticket { /* by which that array was sent */

@@ -14,6 +14,11 @@ lost_record(const struct lost *lost)
         .generation = lost->generation,
         .uid = lost->charge.user->uid,
         .why = MSG_STR(lost_reason(lost->why)),
+        .dropped = lost->why == LOST_DROPPED,
+        .metadata = lost->metadata,
+        .priority = lost->more.priority,
+        .reload_ns = lost->more.reload_ns,
+        .bytes = lost->more.bytes,
     };
 }
 

@@ -3,6 +3,7 @@
  * stage, publish, vacate, watch, cancel.
  */
 #include "array.h"
+#include "drop.h"
 #include "publish.h"
 #include "request.h"
 #include "set.h"
@@ -48,7 +49,8 @@ publish_check(const struct msg_publish_params *p, struct conn *conn,
         return REFUSED;
     if (lease->array->is_companion)
         return refuse(r, PROTO_ERR_INVALID, "the array is the companion of another one");
-    if (companion && companion_check(lease->array, companion, r))
+    if ((companion && companion_check(lease->array, companion, r)) ||
+        (p->droppable && drop_check(lease->array, r)))
         return REFUSED;
     *req = (struct publish_request){
         .name = p->name,
@@ -56,6 +58,9 @@ publish_check(const struct msg_publish_params *p, struct conn *conn,
         .companion = companion ? companion->array : NULL,
         .new = p->new,
         .ttl_ns = p->ttl_ns,
+        .droppable = p->droppable,
+        .priority = p->priority,
+        .reload_ns = p->reload_ns,
     };
     *ret = lease->array;
     return 0;

@@ -72,6 +72,7 @@ struct texts {
     const int64_t *extents;
     uint64_t expires;
     struct msg_str typestr, descr, name, metadata;
+    uint64_t droppable[2]; /* priority, reload_ns */
 };
 
 static struct msg_str
@@ -94,7 +95,8 @@ texts_init(struct texts *ret, const struct restore_array *a)
     *ret = (struct texts){.extents = (const int64_t *)(const void *)(record + 1)};
     if (record->ndim > PROTO_NDIM_MAX ||
         sizeof(*record) + (n_extents + expires) * sizeof(int64_t) + record->n_typestr +
-                record->n_descr + record->n_name + record->n_metadata !=
+                record->n_descr + record->n_name + record->n_metadata +
+                (record->flags & ARRAY_DROPPABLE ? sizeof(ret->droppable) : 0) !=
             a->n)
         return false;
     if (expires)
@@ -103,6 +105,8 @@ texts_init(struct texts *ret, const struct restore_array *a)
     ret->descr = cut(&p, record->n_descr);
     ret->name = cut(&p, record->n_name);
     ret->metadata = cut(&p, record->n_metadata);
+    if (record->flags & ARRAY_DROPPABLE)
+        memcpy(ret->droppable, p, sizeof(ret->droppable));
     if (!(record->flags & ARRAY_TEXT))
         ret->metadata.p = NULL;
     return true;
@@ -241,10 +245,13 @@ restore_lost(const struct restoring *to, uint32_t i)
 {
     const struct record_lost *record = to->r->losts[i];
     const struct msg_str name = {record->name, record->n_name};
+    const struct restore_dropped more = restore_dropped(record);
     const struct lost like = {.id = record->key.id,
                               .generation = record->generation,
                               .why = record->why,
-                              .is_set = record->is_set};
+                              .is_set = record->is_set & LOST_SET,
+                              .metadata = more.metadata,
+                              .more = {more.priority, more.reload_ns, more.bytes}};
 
     return record->why > 0 && record->why < N_LOST ? add_lost(to, record->uid, name, &like) : 0;
 }
@@ -566,6 +573,18 @@ record_lost(const struct restoring *to, const struct restore_array *a)
         persist_lost(to->core, lost);
 }
 
+/* All members of the set are back, or it has lost its name. */
+static void
+restore_droppable(const struct restoring *to, const struct restore_array *a,
+                  struct array *array)
+{
+    struct texts texts;
+
+    if (a->record->flags & ARRAY_DROPPABLE && array->named && array->is_set &&
+        set_layout(array) && texts_init(&texts, a))
+        set_may_go(to->core, array, texts.droppable[0], texts.droppable[1]);
+}
+
 /* What is not as it was is recorded: a mark, a name that is lost. Then it goes, where nobody keeps
  * it, since who kept it is lost, or is not waited for; and others of the unit with it. -ENOMEM. */
 static int
@@ -587,6 +606,7 @@ end_array(const struct restoring *to, uint32_t i)
         persist_array(array);
     else if (a->mark)
         persist_mark(array);
+    restore_droppable(to, a, array);
     if (!array->named && use_get(array, &use) < 0) /* it would stay, or go, whoever has it */
         return -ENOMEM;
     array_settle(to->core, array);

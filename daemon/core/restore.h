@@ -108,6 +108,14 @@ struct restore { /* by the kind of record, and in the order of its keys */
 int restore_read(struct restore *ret, struct journal *journal);
 void restore_deinit(struct restore *restore);
 
+struct restore_dropped {
+    uint64_t priority, reload_ns, bytes;
+    struct msg_str metadata;
+};
+
+/* What the record of a name has beside, if it is of a dropped set: else zero. */
+struct restore_dropped restore_dropped(const struct record_lost *record);
+
 /* The item of that type's list, or NULL. */
 void *restore_find(const struct restore *restore, enum record_type type, uint64_t id);
 /* NULL: there is none. */

@@ -40,6 +40,45 @@ static const struct kind {
     [RECORD_SUSPECT] = {sizeof(struct record_suspect), sizeof(void *)},
 };
 
+static struct record_dropped
+dropped_of(const struct record_lost *record)
+{
+    struct record_dropped more;
+
+    memcpy(&more, record->name + record->n_name, offsetof(struct record_dropped, metadata));
+    return more;
+}
+
+struct restore_dropped
+restore_dropped(const struct record_lost *record)
+{
+    struct record_dropped more;
+
+    if (!(record->is_set & LOST_MORE))
+        return (struct restore_dropped){0};
+    more = dropped_of(record);
+    return (struct restore_dropped){
+        .priority = more.priority,
+        .reload_ns = more.reload_ns,
+        .bytes = more.bytes,
+        .metadata = {more.has_metadata ? record->name + record->n_name +
+                                             offsetof(struct record_dropped, metadata)
+                                       : NULL,
+                     more.n_metadata},
+    };
+}
+
+static bool
+lost_is_whole(const struct record_lost *record, size_t n)
+{
+    size_t fixed = offsetof(struct record_lost, name) + record->n_name;
+
+    if (!(record->is_set & LOST_MORE))
+        return true;
+    fixed += offsetof(struct record_dropped, metadata);
+    return n >= fixed && n >= fixed + dropped_of(record).n_metadata;
+}
+
 /* What says more than it has is damaged, whatever its checksum. */
 static bool
 is_whole(const struct journal_record *record)
@@ -47,8 +86,9 @@ is_whole(const struct journal_record *record)
     const struct kind *kind = &kinds[record->type];
     const uint8_t *p = record->payload;
 
-    return record->n >= kind->min &&
-           (!kind->name || record->n >= kind->name + p[kind->name - 1]);
+    if (record->n < kind->min || (kind->name && record->n < kind->name + p[kind->name - 1]))
+        return false;
+    return record->type != RECORD_LOST || lost_is_whole(record->payload, record->n);
 }
 
 /* Each replaces an earlier one, but for a connection's first. recent: by the key, where in `to` the

@@ -152,6 +152,72 @@ set_layout(const struct array *array)
     return array->is_set && !array->set->n_others ? array->set->layout : 0;
 }
 
+/* ---- whether it may be dropped ---- */
+
+/* The cost of bringing it back; what is beyond the last number is as dear as that. */
+static uint64_t
+cost_of(const struct set *set)
+{
+    uint64_t cost;
+
+    return __builtin_mul_overflow(set->bytes, set->reload_ns, &cost) ? UINT64_MAX : cost;
+}
+
+/* In the order in which they are dropped. */
+static int
+drop_compare(const struct set *a, const struct set *b)
+{
+    if (a->priority != b->priority)
+        return CMP(a->priority, b->priority);
+    if (cost_of(a) != cost_of(b))
+        return CMP(cost_of(a), cost_of(b));
+    return a->idle_ns != b->idle_ns ? CMP(a->idle_ns, b->idle_ns)
+                                    : CMP(a->array->id, b->array->id);
+}
+
+RB_GENERATE(droppables, set, of_pool, drop_compare)
+
+void
+set_unlist(struct set *set)
+{
+    if (set->listed)
+        RB_REMOVE(droppables, &set->array->pool->droppables, set);
+    set->listed = false;
+}
+
+void
+set_list(struct core *core, struct set *set)
+{
+    set_unlist(set);
+    set->idle_ns = core->now_ns;
+    set->listed = true;
+    RB_INSERT(droppables, &set->array->pool->droppables, set);
+}
+
+void
+set_may_go(struct core *core, struct array *array, uint64_t priority, uint64_t reload_ns)
+{
+    struct set *set = array->set;
+
+    set_unlist(set);
+    set->priority = priority;
+    set->reload_ns = reload_ns;
+    set->bytes = array_bytes(core, set->whole->array);
+    array->droppable = true;
+    set->whole->droppable = set;
+    set_list(core, set);
+}
+
+void
+set_stays(struct array *array)
+{
+    if (!array->droppable)
+        return;
+    set_unlist(array->set);
+    array->droppable = false;
+    array->set->whole->droppable = NULL;
+}
+
 /* ---- what is put into it ---- */
 
 static int
@@ -162,7 +228,7 @@ set_make(struct array *array, struct refusal *r)
 
     if (!set)
         return -ENOMEM;
-    if (user_charge(user, RES_HOST, sizeof(*set), r)) {
+    if (user_charge(user, RES_HOST, SET_HOST, r)) {
         free(set);
         return REFUSED;
     }
@@ -178,7 +244,7 @@ set_make(struct array *array, struct refusal *r)
 static void
 set_free(struct set *set)
 {
-    user_uncharge(set->user, RES_HOST, sizeof(*set));
+    user_uncharge(set->user, RES_HOST, SET_HOST);
     free(set);
 }
 

@@ -45,6 +45,11 @@ struct set {
     /* the array's; pays for a name for each member, and for the memory here */
     struct user *user;
     TAILQ_ENTRY(set) of_user; /* user->ended */
+    /* of a droppable array: its members are all parts of one other */
+    bool listed;
+    uint64_t priority, reload_ns, bytes;
+    uint64_t idle_ns;      /* when it was last put into the list */
+    RB_ENTRY(set) of_pool; /* listed: in pool->droppables */
 };
 
 RB_PROTOTYPE(members, member, node, )
@@ -65,6 +70,9 @@ struct array *set_get(const struct array *array, struct msg_str key);
 struct member *set_next(const struct array *array, struct msg_str after, struct msg_str prefix);
 /* 0: it is no set, or its members are not all parts of one array. */
 uint64_t set_layout(const struct array *array);
+/* What a set is charged: the record of a droppable one is longer. */
+#define SET_HOST (sizeof(struct set) + TEXT_HOST(2 * sizeof(uint64_t)))
+
 /* What a member is charged of the daemon's memory, beside its array. */
 size_t member_host(size_t n_key);
 /* The key in a name that begins with the set's. */
@@ -88,6 +96,14 @@ void refusal_fill_array(struct refusal *r, struct pool *pool, struct msg_str poo
 #define refuse_array(...) (refusal_fill_array(__VA_ARGS__), REFUSED)
 /* Whether the array may have that name, as far as sets are concerned. REFUSED. */
 int set_check_name(const struct array *array, struct msg_str name, struct refusal *r);
+
+/* The array, which has its name, may be dropped where memory is short (drop.h), until it loses the
+ * name or is published anew. Its members are all parts of one array, and in no other set. */
+void set_may_go(struct core *core, struct array *array, uint64_t priority, uint64_t reload_ns);
+void set_stays(struct array *array);
+/* Something that kept it from being dropped may be gone. */
+void set_list(struct core *core, struct set *set);
+void set_unlist(struct set *set);
 
 /* The array is buried: the set lets go of its members from now on. */
 void set_end(struct array *array);

@@ -30,7 +30,7 @@
  *   refusal journal found │ actions user device restore_read │ audit pool │ array_view
  *   reply+monitor job expiry │ persist │ block done lost set suspect use │ array linger
  *   watch │ page part reclaim units │ settle fences flush │ lease │ ticket publish │ former
- *   grant │ bracket waiter vacate │ conn release │ request_* │ metrics renewal request work │
+ *   drop grant │ bracket waiter vacate │ conn release │ request_* │ metrics renewal request work │
  *   core+restore
  *
  * +: each calls the other.

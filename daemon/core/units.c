@@ -134,8 +134,9 @@ of_found(struct units *u, enum record_type type, const struct found *found)
     case RECORD_HOLD: return of_hold(u, r->holds[i]);
     case RECORD_TICKET: return of_ticket(u, (const void *)(uintptr_t)found->key.id);
     default:
-        return (struct of){unit_of_pool(u, r->losts[i]->pool), r->losts[i]->uid,
-                           lost_host(r->losts[i]->n_name)};
+        return (
+            struct of){unit_of_pool(u, r->losts[i]->pool), r->losts[i]->uid,
+                       lost_host(r->losts[i]->n_name, restore_dropped(r->losts[i]).metadata.n)};
     }
 }
 

@@ -6,6 +6,7 @@
 
 #include "array.h"
 #include "device.h"
+#include "drop.h"
 #include "grant.h"
 #include "linger.h"
 #include "reclaim.h"
@@ -125,25 +126,6 @@ wait_for_landing(struct core *core, struct waiter *waiter, const struct lingerin
     return true;
 }
 
-/* Blocks that nobody uses may take up the quota: they go first. So may blocks that nobody will use
- * when fences have passed. */
-static int
-wait_for_quota(struct core *core, struct waiter *waiter)
-{
-    struct pool *pool = waiter->array->pool;
-    uint32_t device = reclaim_pool(core, pool, waiter->charge.user);
-
-    /* One round for each device, and one more: else others who fill the pool could make it wait for
-     * ever. */
-    if (device == core->config.n_devices || waiter->quota_waits > core->config.n_devices)
-        return wait_for_landing(core, waiter, &pool->lingering) ? WAITS : REFUSED;
-    waiter->quota_waits++;
-    wait_for_releases(core, device, waiter);
-    return WAITS;
-}
-
-/* ---- placing ---- */
-
 /* The array's span in whole granules. */
 static uint64_t
 needed(const struct core *core, const struct waiter *waiter)
@@ -152,6 +134,39 @@ needed(const struct core *core, const struct waiter *waiter)
 
     return ALIGN_UP(array->span, core->devices[array->device].info.granularity);
 }
+
+/* Drops a set for it, unless one has been whose memory is on its way, and is patient anew. */
+static void
+make_room(struct core *core, struct waiter *waiter, const struct lingering *lingering,
+          uint32_t device, const struct user *user)
+{
+    if (lingering->n_dropped || core->units || core->stopping ||
+        !drop_one(core, waiter->array->pool, device, user))
+        return;
+    waiter->patience_ns = 0;
+}
+
+/* Blocks that nobody uses may take up the quota: they go first. So may blocks that nobody will use
+ * when fences have passed; then sets that may be dropped. */
+static int
+wait_for_quota(struct core *core, struct waiter *waiter)
+{
+    struct pool *pool = waiter->array->pool;
+    uint32_t device = reclaim_pool(core, pool, waiter->charge.user);
+
+    /* One round for each device, and one more: else others who fill the pool could make it wait for
+     * ever. */
+    if (device == core->config.n_devices || waiter->quota_waits > core->config.n_devices) {
+        if (pool->quota && needed(core, waiter) <= pool->quota)
+            make_room(core, waiter, &pool->lingering, DROP_DEVICE_ANY, NULL);
+        return wait_for_landing(core, waiter, &pool->lingering) ? WAITS : REFUSED;
+    }
+    waiter->quota_waits++;
+    wait_for_releases(core, device, waiter);
+    return WAITS;
+}
+
+/* ---- placing ---- */
 
 static struct zone *
 zone_of(const struct core *core, const struct waiter *waiter)
@@ -347,17 +362,19 @@ static void
 sort_waiter(struct core *core, struct waiter *waiter, uint64_t size,
             struct waiter_list *smaller, struct waiter_list *retries, const struct refusal *r)
 {
+    const struct lingering *lingering = &core->devices[waiter->array->device].lingering;
     bool less = size > needed(core, waiter);
 
     block_put_range(core, TAKE_PTR(waiter->array->range));
     if (r->code == PROTO_ERR_NO_MEMORY && !core->stopping && (less || !waiter->retried)) {
         *(less ? &waiter->minimal : &waiter->retried) = true;
         waiter_put(waiter, less ? smaller : retries);
-    } else if (r->code != PROTO_ERR_NO_MEMORY ||
-               !wait_for_landing(core, waiter,
-                                 &core->devices[waiter->array->device].lingering)) {
-        waiter_end(waiter, r);
+        return;
     }
+    if (r->code == PROTO_ERR_NO_MEMORY)
+        make_room(core, waiter, lingering, waiter->array->device, waiter->charge.user);
+    if (r->code != PROTO_ERR_NO_MEMORY || !wait_for_landing(core, waiter, lingering))
+        waiter_end(waiter, r);
 }
 
 static void

@@ -580,6 +580,23 @@ lease_publish(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return ret;
 }
 
+static PyObject *
+lease_publish_droppable(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct lease_object *self = lease(op);
+    struct caid_publish_options options = CAID_INIT(struct caid_publish_options);
+    const char *name;
+    bool is_new;
+
+    if (lease_check(self) < 0 ||
+        PY_ARGS(self->client->state, "publish_droppable", PY_NAME(name),
+                PY_TEXT(options.metadata, INVALID), PY_ARG(options.stream), PY_ARG(is_new),
+                PY_ARG(options.priority), PY_ARG(options.reload_ns)) < 0)
+        return NULL;
+    options.flags = CAID_PUBLISH_DROPPABLE | (is_new ? CAID_PUBLISH_NEW : 0);
+    return lease_publish_as(self, name, &options);
+}
+
 /* Publishes behind the work that is on the stream by now; what becomes of it: _publish_wait(). */
 static PyObject *
 lease_publish_behind(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
@@ -764,6 +781,8 @@ static PyMethodDef lease_methods[] = {
      PyDoc_STR("Sets `pending` where it is not set: what it is.")},
     {"publish", PY_FASTCALL(lease_publish), METH_FASTCALL,
      PyDoc_STR("Puts the array under a name: its generation.")},
+    {"_publish_droppable", PY_FASTCALL(lease_publish_droppable), METH_FASTCALL,
+     PyDoc_STR("publish(), of a set that the daemon may drop.")},
     {"_publish_behind", PY_FASTCALL(lease_publish_behind), METH_FASTCALL,
      PyDoc_STR("Puts the array under a name when a stream's work has landed.")},
     {"_publish_wait", lease_publish_wait, METH_O,

@@ -340,7 +340,7 @@ tally_set(struct tally *t, struct set *set)
     }
     CHECK(n == set->n && n > 0);
     t->used[RES_NAMES] += n;
-    t->used[RES_HOST] += sizeof(*set);
+    t->used[RES_HOST] += SET_HOST;
     t->members += n;
 }
 

@@ -70,14 +70,15 @@ enum caid_code {
     CAID_ERR_LOST = 23,          /* the array did not come back from an earlier daemon */
     CAID_ERR_INTERNAL = 24,      /* two daemons have died of this call */
     CAID_ERR_KICKED = 25,        /* the connection was ended by caid_kick() */
-    CAID_ERR_NO_DAEMON = 64,     /* nobody listens at the socket */
-    CAID_ERR_DISCONNECTED = 65,  /* the daemon closed the connection, or died */
-    CAID_ERR_FORKED = 66,        /* used after fork() without exec() */
-    CAID_ERR_CLOSED = 67,        /* the array or client was closed */
-    CAID_ERR_READ_ONLY = 68,     /* a write to an array opened "r" */
-    CAID_ERR_SYSTEM = 69,        /* a system call failed: see the returned errno */
-    CAID_ERR_CORRUPT = 70,       /* an array's descr is invalid: from what parses it */
-    CAID_ERR_INTERRUPTED = 71,   /* by a signal: the options of caid_connect() say when */
+    CAID_ERR_DROPPED = 26,   /* a droppable set that made room; who opens it makes it again */
+    CAID_ERR_NO_DAEMON = 64, /* nobody listens at the socket */
+    CAID_ERR_DISCONNECTED = 65, /* the daemon closed the connection, or died */
+    CAID_ERR_FORKED = 66,       /* used after fork() without exec() */
+    CAID_ERR_CLOSED = 67,       /* the array or client was closed */
+    CAID_ERR_READ_ONLY = 68,    /* a write to an array opened "r" */
+    CAID_ERR_SYSTEM = 69,       /* a system call failed: see the returned errno */
+    CAID_ERR_CORRUPT = 70,      /* an array's descr is invalid: from what parses it */
+    CAID_ERR_INTERRUPTED = 71,  /* by a signal: the options of caid_connect() say when */
 };
 
 struct caid_error {
@@ -316,6 +317,10 @@ int caid_array_ipc_handle(const struct caid_array *array, struct caid_ipc_handle
 
 enum caid_publish_flags {
     CAID_PUBLISH_NEW = 1 << 0, /* CAID_ERR_EXISTS where the name is taken */
+    /* A set whose members are all parts of one array (caid_set_create()): where memory is short,
+     * the daemon drops it if nobody has it open, and opening it is CAID_ERR_DROPPED.
+     * caid_list_lost() tells what it was; who opens it makes it again. */
+    CAID_PUBLISH_DROPPABLE = 1 << 1,
 };
 
 struct caid_publish_options {
@@ -328,6 +333,9 @@ struct caid_publish_options {
     struct caid_array *companion;
     uint32_t flags;  /* enum caid_publish_flags */
     uint64_t ttl_ns; /* of the name: caid_expire(); 0: it stays */
+    /* Of a droppable set: in a pool, those of a lower priority are dropped first, then those that
+     * take fewer bytes and less time to make again. */
+    uint64_t priority, reload_ns;
 };
 
 /* Puts the array under a name of its pool, at once and as a whole: whoever opens the name before
@@ -545,7 +553,8 @@ int caid_tickets(struct caid_client *client,
                  struct caid_error *error);
 
 /* Like caid_list() for the names whose arrays did not come back from an earlier daemon, until they
- * are unlinked or given to arrays anew: opening one is CAID_ERR_LOST. */
+ * are unlinked or given to arrays anew: opening one is CAID_ERR_LOST; and for those of droppable
+ * sets that made room: CAID_ERR_DROPPED. */
 int caid_list_lost(struct caid_client *client, const struct caid_list_options *options,
                    int (*fn)(const struct caid_lost *lost, void *userdata), void *userdata,
                    struct caid_error *error);

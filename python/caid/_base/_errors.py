@@ -65,6 +65,11 @@ class NotFoundError(Error, FileNotFoundError, code=ErrorCode.NOT_FOUND):
     """No such name, or none that the caller may see."""
 
 
+class DroppedError(NotFoundError, code=ErrorCode.DROPPED):
+    """The set that had the name made room for others, and nobody has made it again since: see
+    :func:`caid.weights.open`, and :meth:`Client.lost`, which tells what it was."""
+
+
 class ExistsError(Error, FileExistsError, code=ErrorCode.EXISTS):
     """The name is taken."""
 
@@ -191,7 +196,7 @@ class UnavailableError(AttributeError):
 # The device, a pool or a user has not got that much memory.
 NO_ROOM = (OutOfMemoryError, QuotaError, LimitError)
 
-CLASSES = {cls.code: cls for cls in [*Error.__subclasses__(), InvalidNameError, KickedError]}
+CLASSES = {cls.code: cls for cls in [*Error.__subclasses__(), InvalidNameError, DroppedError, KickedError]}
 
 # Each by its name, for type checkers.
 __all__ = [
@@ -206,6 +211,7 @@ __all__ = [
     "DeviceError",
     "DisconnectedError",
     "DriverError",
+    "DroppedError",
     "ExistsError",
     "ForkedError",
     "InternalError",

@@ -8,7 +8,7 @@ import time
 from typing import NamedTuple, Optional, Tuple
 
 from .._base import _geometry, _typestr
-from .._base._errors import ExistsError, NotFoundError, TimedOutError, exists, invalid, timed_out
+from .._base._errors import DroppedError, ExistsError, NotFoundError, TimedOutError, exists, invalid, timed_out
 
 # Seconds until open_or_make() tries again. A name that is being created can be neither opened nor created,
 # and where its creation fails, no news of it comes.
@@ -42,7 +42,9 @@ def open_when_there(client, name, mode, pool, device, timeout):
 async def async_open_when_there(client, name, mode, pool, device, timeout):
     """The same for asyncio."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    array = None
+    array = _open_now(client, name, mode, pool, device)
+    if array is not None:
+        return array
     with client.watch(name, pool=pool) as watch, _said(name, timeout):
         while array is None:
             await watch.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -51,10 +53,13 @@ async def async_open_when_there(client, name, mode, pool, device, timeout):
 
 
 def _open_now(client, name, mode, pool, device):
-    """None where it is gone again."""
-    with contextlib.suppress(NotFoundError):
+    """None where it is gone again. What was dropped does not come by itself."""
+    try:
         return client.open(name, mode, pool=pool, device=device)
-    return None
+    except DroppedError:
+        raise
+    except NotFoundError:
+        return None
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, List, Literal, Mapping
 
-from .._base._errors import NotFoundError, check_timeout, invalid
+from .._base._errors import DroppedError, NotFoundError, check_timeout, invalid
 from .._memory import _array, _names, _set
 from .._memory._array import Array
 from .._memory._set import Set
@@ -61,6 +61,8 @@ class Naming(Making):
         ------
         NotFoundError
             No such name, or no pool that the caller may see; also a FileNotFoundError.
+        DroppedError
+            The set of that name made room for others; also a NotFoundError. It is not waited for.
         TimedOutError, CancelledError
             The name did not come in time; the client was closed meanwhile.
         StaleError
@@ -79,8 +81,8 @@ class Naming(Making):
         uuid = None if device is None else self._uuid_of(device)
         try:
             return _array.of_lease(self._open(name, mode, pool, generation or 0, uuid))
-        except NotFoundError:
-            if not wait:
+        except NotFoundError as e:
+            if not wait or isinstance(e, DroppedError):
                 raise
         return _names.open_when_there(self, name, mode, pool, device, timeout)
 

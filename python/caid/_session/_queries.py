@@ -92,9 +92,10 @@ class Queries(_caid.Client):
     def lost(
         self, *, pool: str | None = None, prefix: str | None = None, all: bool = False
     ) -> List[Lost]:
-        """Names whose arrays did not come back from an earlier daemon, and why.
+        """Names whose arrays did not come back from an earlier daemon, and why; and droppable sets that made room,
+        as models do (:func:`caid.weights.load`).
 
-        Opening one raises LostError, until it is unlinked, or created or published anew.
+        Opening one raises LostError or DroppedError, until it is unlinked, or created or published anew.
 
         Parameters
         ----------

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Dropping: where memory is short, sets that were published as droppable make room. Such a set
+ * loses its name as a whole, and the name is recorded as lost (lost.h), with what the set's
+ * publisher has said of it: who opens it next makes it again.
+ *
+ * A set is dropped when nobody can reach it, the array whose parts its members are (the whole), or
+ * any part of that, but by the set's name: as of a set that is vacated (vacate.h). Holds do not
+ * count.
+ *
+ * A pool lists the sets that may be idle, those first that are dropped first. One that turns out to
+ * be in use leaves the list, until something that used it has gone (whole_touch()): so a search
+ * passes each once.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct array;
+struct core;
+struct pool;
+struct refusal;
+struct user;
+
+#define DROP_DEVICE_ANY UINT32_MAX
+
+/* Drops one set of the pool that has memory on a device, or on that device, and is user's, or
+ * anybody's (NULL). Its memory is counted as lingering until it is there. false: there is none. */
+bool drop_one(struct core *core, struct pool *pool, uint32_t device, const struct user *user);
+/* Whether the array is a set that may be published as droppable. REFUSED. */
+int drop_check(const struct array *array, struct refusal *r);

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Droppable sets: which one makes room, for whom, and what keeps it; what is told of one that has.
+ */
+#include "harness.h"
+
+#include "books.h"
+#include "caid_test.h"
+
+#define TURN_NS UINT64_C(10000000)
+
+static const char metadata[] = "[1]";
+
+struct made {
+    uint64_t conn, whole, set;
+};
+
+/* A set of one part of such a whole, under a name of the pool. */
+static struct made
+make(struct harness *h, uint64_t conn, const char *pool, int64_t bytes)
+{
+    static const int64_t n = 100;
+    const struct msg_create_params params = {.pool = msg_str_opt(pool), .exclusive = true};
+    const struct msg_member part = {.key = MSG_STR("a"),
+                                    .typestr = MSG_STR("|u1"),
+                                    .shape = {&n, 1}};
+    struct made made = {.conn = conn, .whole = h_made(h, conn, bytes, params).lease};
+
+    made.set = h_create_now(h, conn, NULL, pool, 0)->lease;
+    cr_assert_eq(h_stage_parts(h, conn, made.set, made.whole, &part, 1, false)->error, 0);
+    return made;
+}
+
+static struct h_reply
+publish(struct harness *h, const struct made *made, const char *name, uint64_t priority,
+        uint64_t reload_ns)
+{
+    return *h_request(h, made->conn, MSG_PUBLISH,
+                      &(struct msg_publish_params){.lease = made->set,
+                                                   .name = MSG_STR(name),
+                                                   .metadata = MSG_STR(metadata),
+                                                   .droppable = true,
+                                                   .priority = priority,
+                                                   .reload_ns = reload_ns});
+}
+
+static void
+droppable(struct harness *h, uint64_t conn, const char *pool, const char *name, int64_t bytes,
+          uint64_t priority, uint64_t reload_ns)
+{
+    struct made made = make(h, conn, pool, bytes);
+
+    cr_assert_eq(publish(h, &made, name, priority, reload_ns).error, 0);
+    h_close(h, conn, made.set);
+    h_close(h, conn, made.whole);
+}
+
+/* Asks for memory, and closes it. Returns the error; 0: it was there. */
+static int
+ask(struct harness *h, uint64_t conn, const char *pool, int64_t bytes)
+{
+    struct h_reply *reply =
+        h_create_as(h, conn, bytes,
+                    (struct msg_create_params){.pool = msg_str_opt(pool), .exclusive = true});
+
+    for (int i = 0; i < 200 && !reply->seen; i++) {
+        h_finish_all(h);
+        h_tick(h, TURN_NS);
+    }
+    cr_assert(reply->seen);
+    if (!reply->error)
+        h_close(h, conn, reply->lease);
+    h_finish_all(h);
+    return reply->error;
+}
+
+static bool
+is_there(struct harness *h, uint64_t conn, const char *pool, const char *name)
+{
+    const struct h_reply *reply = h_open(h, conn, name, pool, "r");
+    int error = reply->error;
+
+    cr_assert(!error || error == PROTO_ERR_DROPPED, "%s", reply->text);
+    if (!error)
+        h_close(h, conn, reply->lease);
+    return !error;
+}
+
+/* ---- which ---- */
+
+CORE_TEST(drop, in_order_and_one_at_a_time, NULL)
+{
+    static const char *const order[] = {"e/", "c/", "b/", "a/", "d/"};
+    uint64_t a = h_connect(h, 1, 1);
+
+    droppable(h, a, "shared", "a/", 2 * MIB, 1, 50);
+    h_tick(h, 1000);
+    droppable(h, a, "shared", "b/", 4 * MIB, 1, 10);
+    h_tick(h, 1000);
+    droppable(h, a, "shared", "c/", 2 * MIB, 1, 10);
+    h_tick(h, 1000);
+    droppable(h, a, "shared", "d/", 2 * MIB, 1, 50);
+    droppable(h, a, "shared", "e/", 6 * MIB, 0, UINT64_MAX);
+    cr_assert_eq(ask(h, a, "shared", 17 * MIB), PROTO_ERR_QUOTA, "never");
+    for (size_t i = 0; i < ARRAY_SIZE(order); i++) {
+        cr_assert(is_there(h, a, "shared", order[i]));
+        /* "d/" has been opened last, just now: it is the younger one of two that cost the same */
+        for (size_t k = i + 1; k < ARRAY_SIZE(order); k++)
+            cr_assert(k == 3 || is_there(h, a, "shared", order[k]));
+        int64_t sizes[] = {2, 8, 10, 14, 16};
+        cr_assert_eq(ask(h, a, "shared", sizes[i] * MIB), 0);
+        cr_assert_not(is_there(h, a, "shared", order[i]), "%s", order[i]);
+    }
+    for (size_t i = 0; i < ARRAY_SIZE(order); i++)
+        cr_assert_eq(h_unlink(h, a, order[i], "shared")->error, 0);
+}
+
+/* What was dropped is a name without an array, until it is published or unlinked. */
+CORE_TEST(drop, is_told, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 1000, 10);
+    const struct msg_lost_params lost = {.pool = MSG_STR("shared")};
+    struct made made;
+
+    droppable(h, a, "shared", "s/", 10 * MIB, 0, 5);
+    uint64_t generation = h_open(h, a, "s/", "shared", "r")->generation;
+    h_close(h, a, h->replies[a].lease);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(ask(h, a, "shared", 16 * MIB), 0);
+        cr_assert_eq(h_open(h, b, "s/", "shared", "r")->error, PROTO_ERR_DROPPED);
+        cr_assert_eq(h_open(h, b, "s/a", "shared", "r")->error, PROTO_ERR_DROPPED);
+        cr_assert_eq(h_request(h, b, MSG_LOST, &lost)->n_entries, 1);
+        cr_assert_str_eq(h->replies[b].names[0], "s/");
+        saved_restart(h);
+        a = h_connect(h, 1, 1);
+        b = h_connect(h, 1000, 10);
+        cr_assert_eq(h_open(h, b, "s/", "shared", "r")->error, PROTO_ERR_DROPPED);
+        made = make(h, a, "shared", 4 * MIB);
+        struct h_reply published = publish(h, &made, "s/", 0, 5);
+        cr_assert_gt(published.generation, generation);
+        generation = published.generation;
+        cr_assert_eq(h_request(h, b, MSG_LOST, &lost)->n_entries, 0);
+        h_close(h, a, made.set);
+        h_close(h, a, made.whole);
+        h_disconnect(h, a);
+        h_disconnect(h, b);
+        saved_restart(h); /* it stays droppable */
+        a = h_connect(h, 1, 1);
+        b = h_connect(h, 1000, 10);
+    }
+    cr_assert_eq(ask(h, a, "shared", 16 * MIB), 0);
+    cr_assert_eq(h_unlink(h, b, "s/", "shared")->error, PROTO_ERR_PERMISSION);
+    cr_assert_eq(h_unlink(h, a, "s/", "shared")->error, 0);
+    cr_assert_eq(h_open(h, b, "s/", "shared", "r")->error, PROTO_ERR_NOT_FOUND);
+}
+
+/* ---- what keeps it ---- */
+
+CORE_TEST(drop, not_while_somebody_has_it, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 1000, 10);
+    static const char *const names[] = {"s/", "s/a"};
+
+    droppable(h, a, "shared", "s/", 10 * MIB, 0, 5);
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        uint64_t lease = h_open(h, b, names[i], "shared", "r")->lease;
+        cr_assert_eq(ask(h, a, "shared", 8 * MIB), PROTO_ERR_QUOTA);
+        h_close(h, b, lease);
+    }
+    uint64_t lease = h_open(h, b, "s/a", "shared", "r")->lease;
+    h_hangup(h, b);
+    cr_assert_eq(ask(h, a, "shared", 8 * MIB), PROTO_ERR_QUOTA, "its process may use it");
+    (void)lease;
+    h_exit(h, b);
+    cr_assert_eq(ask(h, a, "shared", 8 * MIB), 0);
+    h_unlink(h, a, "s/", "shared");
+}
+
+/* Published as what stays, renamed, and unlinked. */
+CORE_TEST(drop, as_it_was_published_last, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1);
+    struct made made = make(h, a, "shared", 10 * MIB);
+
+    publish(h, &made, "s/", 0, 5);
+    h_publish(h, a, made.set, "s/");
+    h_close(h, a, made.whole);
+    uint64_t set = made.set;
+    h_close(h, a, set);
+    cr_assert_eq(ask(h, a, "shared", 8 * MIB), PROTO_ERR_QUOTA);
+    made.set = h_open(h, a, "s/", "shared", "rw")->lease;
+    cr_assert_eq(publish(h, &made, "s/", 0, 5).error, 0);
+    h_close(h, a, made.set);
+    h_request(h, a, MSG_RENAME,
+              &(struct msg_rename_params){.name = MSG_STR("s/"),
+                                          .pool = MSG_STR("shared"),
+                                          .to = MSG_STR("t/")});
+    cr_assert_eq(ask(h, a, "shared", 8 * MIB), 0);
+    cr_assert_not(is_there(h, a, "shared", "t/"));
+    h_unlink(h, a, "t/", "shared");
+}
+
+CORE_TEST(drop, only_what_can_be_dropped_whole, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1);
+    struct made made = make(h, a, "shared", 2 * MIB);
+
+    h_publish(h, a, made.whole, "w");
+    cr_assert_eq(publish(h, &made, "s/", 0, 5).error, PROTO_ERR_INVALID, "its whole is named");
+    h_unlink(h, a, "w", "shared");
+    cr_assert_eq(publish(h, &made, "s/", 0, 5).error, 0);
+    h_publish(h, a, made.whole, "w");
+    h_close(h, a, made.set);
+    h_close(h, a, made.whole);
+    cr_assert_eq(ask(h, a, "shared", 16 * MIB), PROTO_ERR_QUOTA);
+    h_unlink(h, a, "w", "shared");
+    cr_assert_eq(ask(h, a, "shared", 16 * MIB), 0);
+    h_unlink(h, a, "s/", "shared");
+}
+
+/* ---- for whom ---- */
+
+/* A full device: of the pool, the user's own. A quota: any in the pool. */
+CORE_TEST(drop, of_others_only_in_a_pool_with_a_quota, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 0, 0);
+
+    droppable(h, a, NULL, "mine/", 20 * MIB, 0, 5);
+    droppable(h, b, NULL, "theirs/", 20 * MIB, 0, 5);
+    cr_assert_eq(ask(h, b, "open", 32 * MIB), PROTO_ERR_NO_MEMORY, "not of another pool");
+    cr_assert_eq(ask(h, a, NULL, 32 * MIB), 0);
+    cr_assert_not(is_there(h, a, NULL, "mine/"));
+    cr_assert(is_there(h, b, NULL, "theirs/"));
+    droppable(h, a, "open", "mine/", 20 * MIB, 0, 5);
+    cr_assert_eq(ask(h, b, "open", 32 * MIB), PROTO_ERR_NO_MEMORY, "not another user's");
+    droppable(h, b, "shared", "s/", 4 * MIB, 0, 5);
+    cr_assert_eq(ask(h, a, "shared", 16 * MIB), 0, "%s", h->replies[a].text);
+    h_unlink(h, a, "mine/", NULL);
+    h_unlink(h, a, "mine/", "open");
+    h_unlink(h, b, "theirs/", NULL);
+    h_unlink(h, b, "s/", "shared");
+}
