@@ -59,7 +59,7 @@ _caidctl() {
     *)
         case $verb:$cur in
         load:-*)
-            _caidctl_lines < <(printf '%s\n' --name= --pool= --device= --memory= --dtype= --only= --shard= \
+            _caidctl_lines < <(printf '%s\n' --name= --pool= --device= --memory= --droppable --priority= --dtype= --only= --shard= \
                 --rows= --columns= --tie= --socket= --json --quiet --help)
             [[ ${COMPREPLY[*]} == *= ]] && compopt -o nospace 2>/dev/null
             ;;

@@ -31,6 +31,8 @@ def _parser():
     to_load.add_argument("--name", "-n", required=True, help="of the model")
     to_load.add_argument("--device", "-d", default="0", help="index or UUID")
     to_load.add_argument("--memory", choices=("device", "pinned"), default="device", help="pinned: the host's")
+    to_load.add_argument("--droppable", action="store_true", help="may make room for others, and is loaded again")
+    to_load.add_argument("--priority", type=int, default=0, metavar="N", help="those with a lower one are dropped first")
     to_load.add_argument("--dtype", help="what floating-point tensors become: bfloat16, <f2, ...")
     to_load.add_argument("--only", action="append", metavar="PATTERN", help="tensors to load")
     to_load.add_argument("--shard", metavar="RANK/WORLD", help="a part of each tensor")
@@ -115,6 +117,8 @@ def _load(parser, args, client, interrupts):
         only=args.only,
         shard=_shard(parser, args),
         tie=tie,
+        keep="droppable" if args.droppable else "always",
+        priority=args.priority,
         progress=_shown(args, interrupts, f"loading {args.name.rstrip('/')}"),
         client=client,
     )

@@ -161,7 +161,7 @@ def runs(folder, daemon, *programs):
 
 def test_what_the_pages_show_runs(tmp_path):
     n = 0
-    for page in ("README.md", "docs/SHARING.md", "docs/CONSUMERS.md", "docs/STORAGE.md", "docs/WEIGHTS.md"):
+    for page in ("README.md", "docs/SHARING.md", "docs/CONSUMERS.md", "docs/STORAGE.md", "docs/WEIGHTS.md", "docs/MODELS.md"):
         for block in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.M | re.S):
             if FOREIGN.search(block):
                 continue

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes docs/map.svg, docs/map.png, docs/top.svg, docs/top.png and docs/dashboard.png anew: caidctl map, caidctl
-top and the dashboard of a Prometheus that scrapes caid-exporter, as they are on the software driver, of some
+"""Makes docs/map.svg, docs/map.png, docs/top.svg, docs/top.png, docs/models.svg and docs/dashboard.png anew: caidctl map,
+caidctl top, a run of examples/many_models.py, and the dashboard of a Prometheus that scrapes caid-exporter, as they are on the software driver, of some
 processes that share models. What draws a terminal is tmux, and a headless Chromium the SVG and the dashboard.
 
 usage: pictures.py BUILD
 """
 import contextlib
+import json
 import os
 import pathlib
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -157,6 +159,34 @@ def draw_dashboard(env):
         photograph(page, DOCS / "dashboard.png", 1200, 2050)
 
 
+def draw_models():
+    """A run of examples/many_models.py: a row for each model, of its requests by their time."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = pathlib.Path(folder, "requests.json")
+        subprocess.run([sys.executable, DOCS.parent / "examples" / "many_models.py", "240", "64", told], check=True,
+                       env={**os.environ, "CAID_CUDA_DRIVER": "soft"}, stdout=subprocess.DEVNULL)
+        answers = [json.loads(line) for line in told.read_text("utf-8").splitlines()]
+    end = max(a["at"] + a["took"] for a in answers)
+    rows = 1 + max(a["model"] for a in answers)
+    height = rows * 22 + 70
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {height}" font-family="sans-serif" font-size="13">',
+             f'<rect width="900" height="{height}" fill="#ffffff"/><g fill="#222222">']
+    for row in range(rows):
+        there = [a["was_there"] for a in answers if a["model"] == row]
+        parts.append(f'<text x="12" y="{row * 22 + 27}">model-{row:02}</text>'
+                     f'<text x="770" y="{row * 22 + 27}">there {sum(there)} of {len(there)} times</text>')
+    for a in sorted(answers, key=lambda a: a["was_there"]):
+        x, width = 90 + a["at"] / end * 660, max(a["took"] / end * 660, 2)
+        fill = "#2a7f4f" if a["was_there"] else "#d9822b"
+        parts.append(f'<rect x="{x:.1f}" y="{a["model"] * 22 + 15}" width="{width:.1f}" height="16" fill="{fill}"/>')
+    for x, fill, what, was_there in ((90, "#2a7f4f", "it was there: opened in", True), (420, "#d9822b", "it was loaded, or waited for, in", False)):
+        took = statistics.median(a["took"] for a in answers if a["was_there"] == was_there)
+        parts.append(f'<rect x="{x}" y="{height - 43}" width="12" height="12" fill="{fill}"/>'
+                     f'<text x="{x + 18}" y="{height - 32}">{what} {took * 1000:.1f} ms (median)</text>')
+    parts.append(f'<text x="90" y="{height - 10}">{len(answers)} requests in {end:.1f} s; a bar is as long as opening took</text></g></svg>\n')
+    (DOCS / "models.svg").write_text("\n".join(parts), "utf-8")
+
+
 def main():
     caidctl = pathlib.Path(sys.argv[1]).resolve() / "bin" / "caidctl"
     with scene() as daemon:
@@ -164,6 +194,7 @@ def main():
         subprocess.run([caidctl, "map", f"--svg={DOCS / 'map.svg'}"], env=env, check=True)
         (DOCS / "top.svg").write_text(draw_terminal(capture(caidctl, env)), "utf-8")
         draw_dashboard(env)
+    draw_models()
     for name in ("map", "top"):
         photograph(DOCS / f"{name}.svg", DOCS / f"{name}.png", *size_of(DOCS / f"{name}.svg"))
 

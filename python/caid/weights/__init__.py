@@ -21,12 +21,13 @@ except ImportError as e:
     raise ImportError("caid.weights needs NumPy: pip install 'caid[weights]'", name="numpy") from e
 
 import os
+import time
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Mapping, Sequence, Union
 
-from .._base._errors import invalid
+from .._base._errors import DroppedError, invalid
 from .._session import _default
 from .._session._client import Client
-from . import _load, _plan, _progress, _publisher, _save
+from . import _again, _load, _plan, _progress, _publisher, _save
 from ._plan import COLUMNS, ROWS
 from ._publisher import NewVersion, Publisher
 from ._safetensors import FormatError, read_model
@@ -59,6 +60,8 @@ def load(
     progress: Progress | bool = False,
     client: Client | None = None,
     comm: MPI.Intracomm | None = None,
+    keep: Literal["always", "droppable"] = "always",
+    priority: int = 0,
 ) -> Any:
     """Loads a model from safetensors files into the daemon's memory, and puts it under a name, in one
     step, when it is whole. What had the name lives on as long as somebody holds it.
@@ -103,6 +106,11 @@ def load(
         All its ranks load the model together (:mod:`caid.mpi`): rank 0 reads, and one rank on each other machine
         is sent the bytes. The name appears on all machines, or, if one fails before that, on none. `model` and
         the choice of its tensors are rank 0's.
+    keep : "always" or "droppable"
+        "droppable": where memory is short, the daemon drops the model if no process has it open, and the next open()
+        loads it again (docs/MODELS.md). The set's metadata tell others the paths of `model`.
+    priority : int
+        Of droppable models in a pool, those of a lower one are dropped first.
 
     Returns
     -------
@@ -129,24 +137,39 @@ def load(
     if memory not in ("device", "pinned"):
         raise invalid(f"memory {memory!r}: weights are in \"device\" or \"pinned\" memory")
 
+    if keep not in ("always", "droppable") or type(priority) is not int or not 0 <= priority < 1 << 64:
+        raise invalid(f"keep {keep!r}, priority {priority!r}: \"always\" or \"droppable\", and 64 bits")
+    if priority and keep == "always":
+        raise invalid("priority: of a droppable model")
+    began = time.monotonic_ns()
+    paths = [model] if isinstance(model, (str, os.PathLike)) else list(model)
+    only = [only] if isinstance(only, str) else None if only is None else list(only)
+    shard = None if shard is None else _plan.shard_of(*shard)
+
     def plan():
-        paths = [model] if isinstance(model, (str, os.PathLike)) else model
         return _plan.make(read_model(paths), max(prefixes, key=len, default=prefix), dtype, only, shard, tie)
 
     show = _shown(progress, f"loading {prefix[:-1]}")
     if comm is not None:
         from . import _across
 
-        if memory != "device" or is_several:
-            raise invalid("comm: each machine has the model in memory of one device")
+        if memory != "device" or is_several or keep == "droppable":
+            raise invalid("comm: each machine has the model in memory of one device, and keeps it")
         return _across.load(comm, client, plan, prefix, pool=pool, device=device, progress=show)
     client = client or _default.default_client()
     devices = [client._index_of(one) for one in (device if is_several else [device])]
     if not devices or len(set(devices)) < len(devices):
         raise invalid(f"device {device!r}: each once, and one at least")
+    if memory == "pinned" and keep == "droppable":
+        raise invalid("memory=\"pinned\": the daemon drops models in the memory of devices")
     if memory == "pinned" and is_several:
         raise invalid("memory=\"pinned\" is the host's: of one device's driver")
-    versions = _load.load(client, plan(), prefixes, pool=pool, devices=devices, memory=memory, progress=show)
+    made, kept = plan(), None
+    if keep == "droppable":
+        kept = _again.keep_of(paths, made, priority, began, dtype, only, shard, tie)
+    where = {"pool": pool, "devices": devices, "memory": memory}
+    with _load.filled(client, made, prefixes, progress=show, keep=kept, **where) as loadings:
+        versions = [loading.publish() for loading in loadings]
     return versions if is_several else versions[0]
 
 
@@ -164,20 +187,45 @@ def open(
     wait: bool = False,
     timeout: float | None = None,
     client: Client | None = None,
+    path: _Path | Iterable[_Path] | None = None,
 ) -> Weights:
     """Opens the current version of a model. Nothing is copied.
+
+    A droppable model that made room for others is loaded again, by this process, as it was loaded before, or by another one
+    that is at it already. It is a new version then.
 
     Parameters
     ----------
     name : str
         "llama", or "llama@7": StaleError unless version 7 is the current one.
     mode, pool, wait, timeout
-        As for :meth:`caid.Client.open`, with its errors.
+        As for :meth:`caid.Client.open`, with its errors. `timeout` is for another process that loads it, too.
     client : Client, optional
         By default that of :func:`caid.default_client`.
+    path : path, or several, optional
+        From what a model is loaded again that was dropped. By default, what it was loaded from, if a process of the same
+        user did that.
+
+    Raises
+    ------
+    DroppedError
+        The model was dropped, and this process does not load it: the pool may not be written, another user loaded it, or its
+        set does not tell from what. The message says who can.
+    TimedOutError
+        Another process, whom the message names, has not loaded it in time.
+    caid.Error, OSError, FormatError
+        As for load(). The model stays dropped.
+
+    Warns
+    -----
+    UserWarning
+        The files have changed since the version before was loaded.
     """
     client = client or _default.default_client()
-    return of_set(client, name, client.open_set(parse(name)[0], mode, pool=pool, wait=wait, timeout=timeout))
+    prefix, version = parse(name)
+    if version is not None:  # what is loaded again is another one
+        return of_set(client, name, client.open_set(prefix, mode, pool=pool, wait=wait, timeout=timeout))
+    return of_set(client, name, _again.open_set(client, prefix, mode, pool, wait=wait, timeout=timeout, path=path))
 
 
 async def async_open(
@@ -187,10 +235,18 @@ async def async_open(
     pool: str | None = None,
     timeout: float | None = None,
     client: Client | None = None,
+    path: _Path | Iterable[_Path] | None = None,
 ) -> Weights:
-    """open(wait=True), for asyncio. Parameters and errors as for open()."""
+    """open(wait=True), for asyncio. Parameters and errors as for open(). What was dropped is loaded in a thread."""
     client = client or _default.default_client()
-    return of_set(client, name, await client.async_open_set(parse(name)[0], mode, pool=pool, timeout=timeout))
+    prefix, version = parse(name)
+    try:
+        opened = await client.async_open_set(prefix, mode, pool=pool, timeout=timeout)
+    except DroppedError:
+        if version is not None:
+            raise
+        opened = await _again.async_reopen(client, prefix, mode, pool, timeout, path)
+    return of_set(client, name, opened)
 
 
 def save(

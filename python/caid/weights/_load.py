@@ -7,12 +7,14 @@ import contextlib
 import itertools
 import os
 import threading
+import time
+from collections.abc import Iterator
 from typing import Callable
 
 import numpy
 
 from .._base import _geometry, _metadata, _typestr
-from .._base._errors import NO_ROOM, UnknownMethodError, invalid
+from .._base._errors import NO_ROOM, UnknownMethodError, invalid, unsupported
 from .._interfaces import _staging
 from . import _plan
 from ._safetensors import METADATA, check_file, open_file
@@ -28,11 +30,15 @@ class Loading:
     reads the bytes, publish() gives the name. Leaving the stack closes what it has."""
 
     def __init__(
-        self, stack: contextlib.ExitStack, client, plan, prefix: str, *, pool, device, memory="device"
+        self, stack: contextlib.ExitStack, client, plan, prefix: str, *, pool, device, memory="device", keep=None
     ):
-        self._stack, self._client, self._plan, self._prefix = stack, client, plan, prefix
-        text = _metadata.encode(plan.metadata).encode()
-        self._text = text if len(text) > _METADATA_MAX else b""  # too long for the set's own metadata
+        self._stack, self._client, self._plan, self._prefix, self._keep = stack, client, plan, prefix, keep
+        reload = {} if keep is None else {"reload": {**keep.recipe, "device": client.devices[device].uuid}}
+        text, most = _metadata.encode(plan.metadata).encode(), _METADATA_MAX - len(_metadata.encode(reload).encode())
+        self._text = text if len(text) > most else b""  # too long for the set's own metadata
+        self._told = {"safetensors": METADATA if self._text else plan.metadata, **reload}
+        if most < len(METADATA):
+            raise invalid("what tells how the model is loaded again is too long: fewer paths, patterns or ties, or a folder")
         self._check_number()
         self._of = {"pool": pool, "device": device, "memory": memory}
         with _telling_who(client, prefix, pool):
@@ -79,15 +85,21 @@ class Loading:
         parts = self._plan.parts
         return [*parts.items(), *((key, parts[of]) for key, of in self._plan.tied.items())]
 
-    def publish(self) -> int:
-        """Publishes the set. Returns its generation."""
+    def publish(self, *, new: bool = False) -> int:
+        """Publishes the set. Returns its generation. ExistsError: something has the name, and it is to be new."""
         if self._text:
             self.put(self._plan.nbytes, numpy.frombuffer(self._text, "u1"))
-        metadata = {"safetensors": METADATA if self._text else self._plan.metadata}
+        keep = self._keep
         if self._set is None:
-            return self._publish_many(metadata)
+            if keep is not None:
+                raise unsupported("a daemon of before has no models that it may drop")
+            return self._publish_many(self._told)
         stream = 0 if self._stream is None else self._stream.ptr
-        return self._set.publish(self._prefix, _metadata.encode(metadata), stream, False, None, 0)
+        text = _metadata.encode(self._told)
+        if keep is None:
+            return self._set.publish(self._prefix, text, stream, new, None, 0)
+        took_ns = time.monotonic_ns() - keep.began
+        return self._set._publish_droppable(self._prefix, text, stream, new, keep.priority, took_ns)
 
     def _publish_many(self, metadata):
         """As publish(), by an array for each tensor; those without bytes are no parts."""
@@ -110,21 +122,22 @@ class Loading:
             return row.reshape(shape)
 
 
-def load(
-    client, plan, prefixes: list[str], *, pool, devices: list[int], memory, progress: Callable[[int, int], None]
-) -> list[int]:
-    """Carries out a plan on each of several devices, of which each has a prefix, and returns the generations of
-    the sets. If it fails before the first is published, nothing is left behind."""
+@contextlib.contextmanager
+def filled(
+    client, plan, prefixes: list[str], *, pool, devices: list[int], memory, progress: Callable[[int, int], None], keep=None
+) -> Iterator[list[Loading]]:
+    """Carries out a plan on each of several devices, of which each has a prefix. What the block does not publish
+    is gone after it."""
     with contextlib.ExitStack() as stack:
 
         def make():
             return [
-                Loading(stack, client, plan, prefix, pool=pool, device=device, memory=memory)
+                Loading(stack, client, plan, prefix, pool=pool, device=device, memory=memory, keep=keep)
                 for prefix, device in zip(prefixes, devices)
             ]
 
         where = devices if memory == "device" else [_HOST]
-        return [loading.publish() for loading in fill(client, plan, where, make, progress)]
+        yield fill(client, plan, where, make, progress)
 
 
 # --- memory ---------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Shard(NamedTuple):
 
 def make(model: Model, prefix: str, dtype: Any, only: Any, shard: Any, tie: Any) -> Plan:
     """Makes a Plan. InvalidError, InvalidNameError: the request does not fit the model."""
-    wanted = None if dtype is None else _float(dtype)
+    wanted = None if dtype is None else float_of(dtype)
     shard = None if shard is None else shard_of(*shard)
     keys = _chosen(model.tensors, [only] if isinstance(only, str) else only)
     parts, at = {}, 0
@@ -113,7 +113,8 @@ def check_name(prefix: str, key: str) -> None:
         )
 
 
-def _float(dtype):
+def float_of(dtype) -> _typestr.Element:
+    """The type to which floats are converted, checked."""
     element, inner = _typestr.of_dtype(dtype)
     if inner or not _is_float(element):
         raise invalid(f"dtype {dtype!r}: weights are converted to floats, bfloat16 or float8s")

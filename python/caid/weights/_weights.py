@@ -15,7 +15,7 @@ from .._memory._array import Array
 from .._memory._set import Set
 from .._session._client import Client
 from .._session._watch import Watch
-from . import _into, _views
+from . import _again, _into, _views
 from ._plan import COLUMNS, ROWS, Shard, shard_of
 from ._safetensors import METADATA
 from ._table import Table
@@ -321,7 +321,7 @@ class Weights(NotCompared, Mapping[str, Array]):
             It is kept. All of a published version has landed: nothing is waited for.
         """
         mode = "r" if self._set.readonly else "rw"
-        opened = self._client.open_set(self._set.name, mode, pool=self.pool)
+        opened = _again.open_set(self._client, self._set.name, mode, self.pool)
         if opened.generation == self.version:
             opened.close()
             return None
@@ -357,7 +357,7 @@ class Weights(NotCompared, Mapping[str, Array]):
         """
         _check_not_capturing()
         mode = "r" if self._set.readonly else "rw"
-        opened = self._client.open_set(self._set.name, mode, pool=self.pool)
+        opened = _again.open_set(self._client, self._set.name, mode, self.pool)
         try:
             if opened.generation == self.version:
                 opened.close()
