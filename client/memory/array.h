@@ -35,6 +35,7 @@ struct caid_array {
     struct block *block; /* NULL: no bytes, or managed */
     uint64_t lease;      /* 0: managed */
     bool of_parts;       /* a set of parts, of one device's memory: their work is its own */
+    bool wait_cancelled; /* caid_set_cancel(); under the client's lock */
     bool on_host;        /* and they are page-locked: those of all devices may use them */
     bool is_given;       /* a call that wants each array once has it; under the client's lock */
     bool lost;           /* the next daemon does not have the lease; under the client's lock */

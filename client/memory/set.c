@@ -2,7 +2,7 @@
 /*
  * caid_publish_many(): makes a set, fills it and publishes it; nobody else sees it before that.
  * caid_set_create(): makes a set of parts of one array, which its maker publishes, and
- * caid_set_vacate() waits until he may write again.
+ * caid_set_vacate() waits until he may write one of several again, or caid_set_cancel() ends that.
  */
 #include "set.h"
 
@@ -13,6 +13,7 @@
 #include "block.h"
 #include "drain.h"
 #include "session/client.h"
+#include "session/spin.h"
 
 #define LEASE_BYTES    9   /* the most bytes of a lease in a stage request */
 #define STAGE_OVERHEAD 512 /* bytes of a request beside its members */
@@ -351,73 +352,197 @@ caid_set_create(struct caid_client *client, struct caid_array **ret, struct caid
 
 /* ---- vacate ---- */
 
+struct vacating {
+    struct call call;
+    uint64_t lease; /* of the set that may be written; 0: none */
+};
+
 static int
-check_vacate(const struct caid_array *set, struct caid_array *const *own, size_t n_own,
-             struct caid_error *error)
+take_vacant(struct caid_client *client UNUSED, struct call *call, const void *reply,
+            struct call_fds *fds UNUSED)
 {
-    int r = CHECK_CLIENT_OF(set, error);
-    if (r == 0 && set->managed)
-        r = fail(error, CAID_ERR_INVALID, "managed memory is no set");
-    if (r == 0 && n_own > PROTO_BEGIN_MAX)
-        r = fail(error, CAID_ERR_INVALID, "at most %d arrays are one's own, not %zu",
-                 PROTO_BEGIN_MAX, n_own);
-    if (r == 0 && n_own > 0 && !own)
-        r = fail(error, CAID_ERR_INVALID, "own is NULL");
-    for (size_t i = 0; r == 0 && i < n_own; i++)
-        if (!own[i] || own[i]->client != set->client || own[i]->managed)
-            r = fail(error, CAID_ERR_INVALID, "array %zu is none of this client's", i);
-    return r;
+    const struct msg_vacate_result *result = reply;
+
+    container_of(call, struct vacating, call)->lease = result->lease;
+    return result->lease ? 0 : -EPROTO;
 }
 
-/* Waits for the answer. A wait that is left is cancelled, or the next one would be refused. */
 static int
-wait_vacant(struct caid_client *client, const struct msg_vacate_params *params,
-            struct caid_error *error)
+check_arrays(const struct caid_client *client, struct caid_array *const *arrays, size_t n,
+             struct caid_error *error)
 {
-    struct call *call = call_new(sizeof(*call), MSG_VACATE, params);
-    uint64_t answer_ns = client->call_timeout_ns, wait_ns = params->timeout_ns;
+    for (size_t i = 0; i < n; i++)
+        if (!arrays[i] || arrays[i]->client != client || arrays[i]->managed)
+            return fail(error, CAID_ERR_INVALID, "array %zu is none of this client's", i);
+    return 0;
+}
 
-    if (!call)
-        return fail_errno(error, ENOMEM, "no memory for a request");
-    if (!params->nowait)
-        call->timeout_ns = !wait_ns || answer_ns > UINT64_MAX - wait_ns ? CAID_FOREVER
-                                                                        : wait_ns + answer_ns;
-    int r = client_enter(client, error);
+static int
+check_vacate(const struct caid_client *client, struct caid_array *const *sets, size_t n_sets,
+             struct caid_array *const *own, size_t n_own, struct caid_error *error)
+{
+    int r = client_check_given(client, sets && n_sets, "sets", error);
+    if (r == 0)
+        r = client_check_given(client, own || !n_own, "own", error);
+    if (r == 0 && (n_own > PROTO_BEGIN_MAX || n_sets > PROTO_BEGIN_MAX))
+        r = fail(error, CAID_ERR_INVALID, "more than %d arrays", PROTO_BEGIN_MAX);
+    if (r == 0)
+        r = check_arrays(client, sets, n_sets, error);
+    return r < 0 ? r : check_arrays(client, own, n_own, error);
+}
+
+/* Under the client's lock. */
+static int
+check_cancelled(const struct caid_client *client, struct caid_array *const *sets, size_t n_sets,
+                struct caid_error *error)
+{
+    bool cancelled = client->waits_cancelled;
+
+    for (size_t i = 0; i < n_sets; i++)
+        cancelled |= sets[i]->wait_cancelled;
+    return cancelled ? fail(error, CAID_ERR_CANCELLED, "the wait for a set was cancelled") : 0;
+}
+
+/* A wait that is left is cancelled, or the next one for its sets would be refused. */
+static void
+leave(struct caid_client *client, struct call *call)
+{
+    call->left = true;
+    call->params = NULL;
+    call_look_for(client, call);
+    call_cancel(client, call);
+    call_flush(client);
+}
+
+/* call_run(), but for what is cancelled before it is sent. Frees the call, or leaves it. */
+static int
+run_vacating(struct caid_client *client, struct vacating *vacating,
+             struct caid_array *const *sets, uint64_t wait_ns, uint64_t *ret_lease,
+             struct caid_error *error)
+{
+    struct call *call = &vacating->call;
+    const struct msg_vacate_params *params = call->params;
+    uint64_t answer_ns = client->call_timeout_ns;
+    struct caid_error why;
+
+    int r = call_start(client, call, error);
     if (r < 0) {
-        free(call);
+        free(vacating);
         return r;
     }
-    r = call_run(client, call, error);
+    r = check_cancelled(client, sets, params->leases.n, &why);
+    if (r == 0)
+        r = call_wait_until(client, call, clock_now_ns() + SPIN_MIN_NS,
+                            deadline_of(answer_ns < CAID_FOREVER - wait_ns ? answer_ns + wait_ns
+                                                                           : CAID_FOREVER),
+                            &why);
+    if (r > 0)
+        fail(&why, CAID_ERR_TIMEOUT, "%s: the daemon did not answer: is it stopped?",
+             client->socket);
+    if (!call->done) {
+        leave(client, call);
+        return fail_again(error, &why);
+    }
+    r = call->r < 0 ? fail_again(error, &call->error) : 0;
     if (r < 0 && call->error.code == CAID_ERR_UNKNOWN_METHOD)
         fail(error, CAID_ERR_UNKNOWN_METHOD,
              "%s: the daemon is too old to say when nobody has a set any more", client->socket);
-    if (call->left) {
-        call_cancel(client, call);
-        call_flush(client);
-    } else {
-        call_free(call);
+    *ret_lease = vacating->lease;
+    free(vacating);
+    return r;
+}
+
+static int
+wait_vacant(struct caid_client *client, struct caid_array *const *sets,
+            const struct msg_vacate_params *params, uint64_t wait_ns, uint64_t *ret_lease,
+            struct caid_error *error)
+{
+    struct vacating *vacating = call_new(sizeof(*vacating), MSG_VACATE, params);
+
+    if (!vacating)
+        return fail_errno(error, ENOMEM, "no memory for a request");
+    vacating->call.take = take_vacant;
+    int r = client_enter(client, error);
+    if (r < 0) {
+        free(vacating);
+        return r;
     }
+    r = run_vacating(client, vacating, sets, wait_ns, ret_lease, error);
     client_leave(client);
     return r;
 }
 
-int
-caid_set_vacate(struct caid_array *set, struct caid_array *const *own, size_t n_own,
-                uint64_t timeout_ns, struct caid_error *error)
+static uint64_t *
+leases_of(struct caid_array *const *arrays, size_t n)
 {
-    int r = check_vacate(set, own, n_own, error);
+    uint64_t *leases = calloc(n + 1, sizeof(*leases));
+
+    for (size_t i = 0; leases && i < n; i++)
+        leases[i] = arrays[i]->lease;
+    return leases;
+}
+
+int
+caid_set_vacate(struct caid_client *client, struct caid_array *const *sets, size_t n_sets,
+                struct caid_array *const *own, size_t n_own, uint64_t timeout_ns,
+                size_t *ret_which, struct caid_error *error)
+{
+    uint64_t vacant = 0;
+    size_t which = 0;
+
+    int r = check_vacate(client, sets, n_sets, own, n_own, error);
     if (r < 0)
         return r;
-    _cleanup_free_ uint64_t *leases = calloc(n_own + 1, sizeof(*leases));
-    if (!leases)
-        return fail_errno(error, ENOMEM, "no memory for %zu leases", n_own);
-    for (size_t i = 0; i < n_own; i++)
-        leases[i] = own[i]->lease;
+    _cleanup_free_ uint64_t *leases = leases_of(sets, n_sets), *mine = leases_of(own, n_own);
+    if (!leases || !mine)
+        return fail_errno(error, ENOMEM, "no memory for %zu leases", n_sets + n_own);
     const struct msg_vacate_params params = {
-        .lease = set->lease,
-        .own = {leases, (uint32_t)n_own},
+        .leases = {leases, (uint32_t)n_sets},
+        .own = {mine, (uint32_t)n_own},
         .timeout_ns = timeout_ns == CAID_FOREVER ? 0 : timeout_ns,
         .nowait = timeout_ns == 0,
     };
-    return wait_vacant(set->client, &params, error);
+    r = wait_vacant(client, sets, &params, timeout_ns, &vacant, error);
+    if (r < 0)
+        return r;
+    while (which < n_sets && leases[which] != vacant)
+        which++;
+    if (which == n_sets)
+        return client_violated(client, "vacate", error);
+    if (ret_which)
+        *ret_which = which;
+    return 0;
+}
+
+static bool
+waits_for(const struct call *call, const struct caid_array *set)
+{
+    const struct msg_vacate_params *params = call->params;
+    bool found = false;
+
+    if (call->method != MSG_VACATE || !params) /* another one, or one that was left */
+        return false;
+    for (uint32_t i = 0; set && i < params->leases.n; i++)
+        found |= params->leases.v[i] == set->lease;
+    return found || !set;
+}
+
+void
+caid_set_cancel(struct caid_client *client, struct caid_array *set)
+{
+    struct caid_error error;
+    struct call *call;
+
+    if (client_check(client, &error) < 0)
+        return;
+    client_enter_anyway(client);
+    if (set)
+        set->wait_cancelled = true;
+    else
+        client->waits_cancelled = true;
+    TAILQ_FOREACH(call, &client->calls, entry)
+        if (waits_for(call, set))
+            call_cancel(client, call);
+    call_flush(client);
+    client_leave(client);
 }

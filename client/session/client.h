@@ -104,6 +104,7 @@ struct caid_client {
     bool barrier;
     struct wake barrier_gone;
     uint32_t n_page_calls; /* calls whose reply may refer to pages */
+    bool waits_cancelled;  /* caid_set_cancel() */
     bool keeps; /* it keeps memory that work may still use: no GPU memory is given back */
     struct reaper reaper;
     int epoll_fd, news_fd; /* of caid_client_get_fd(); -1: not asked for */

@@ -34,12 +34,12 @@ void
 whole_touch(struct core *core, const struct array *array)
 {
     const struct whole *whole = whole_of(core, array);
-    struct vacate *vacate;
+    struct vacancy *set;
 
     if (!whole)
         return;
-    LIST_FOREACH(vacate, &whole->vacates, of_whole)
-        vacate_put(vacate, &core->vacates.due);
+    LIST_FOREACH(set, &whole->vacancies, of_whole)
+        vacate_put(set->vacate, &core->vacates.due);
     if (whole->droppable)
         set_list(core, whole->droppable);
 }
@@ -74,13 +74,13 @@ whole_get(struct core *core, struct array *array)
 static void
 whole_settle(struct core *core, struct whole *whole)
 {
-    struct vacate *vacate;
+    struct vacancy *set;
 
     if (whole->n)
         return;
-    while ((vacate = LIST_FIRST(&whole->vacates))) {
-        vacate_leave_whole(vacate);
-        vacate_put(vacate, &core->vacates.due);
+    while ((set = LIST_FIRST(&whole->vacancies))) {
+        vacancy_leave_whole(set);
+        vacate_put(set->vacate, &core->vacates.due);
     }
     RB_REMOVE(wholes, &core->wholes, whole);
     if (whole->dropped)

@@ -27,7 +27,7 @@ struct whole {            /* an array that has parts, from the first to the last
     uint32_t n_named, n_uses;
     uint64_t n_leases, n_members; /* of departed connections and tickets, too; of all sets */
     TAILQ_HEAD(, use) uses;
-    LIST_HEAD(, vacate) vacates;
+    LIST_HEAD(, vacancy) vacancies;
     struct set *droppable; /* a set of all of its parts that may be dropped, or NULL */
     bool dropped;          /* that set was: its memory is on its way */
 };

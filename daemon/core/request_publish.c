@@ -170,7 +170,7 @@ HANDLER(on_vacate)
     const struct msg_vacate_params *p = params;
 
     return vacate_new(core, conn, id,
-                      &(struct vacate_request){.lease = p->lease,
+                      &(struct vacate_request){.leases = p->leases,
                                                .own = p->own,
                                                .timeout_ns = p->timeout_ns,
                                                .nowait = p->nowait},

@@ -19,7 +19,7 @@ end_compare(const struct vacate *a, const struct vacate *b)
 {
     if (a->end_ns != b->end_ns)
         return CMP(a->end_ns, b->end_ns);
-    return a->conn != b->conn ? CMP(a->conn->id, b->conn->id) : CMP(a->lease, b->lease);
+    return a->conn != b->conn ? CMP(a->conn->id, b->conn->id) : CMP(a->request, b->request);
 }
 
 RB_GENERATE_STATIC(vacates_by_end, vacate, node, end_compare)
@@ -36,11 +36,12 @@ void
 vacate_free(struct core *core, struct vacate *vacate)
 {
     vacate_put(vacate, NULL);
-    vacate_leave_whole(vacate);
+    for (uint32_t i = 0; i < vacate->n_sets; i++)
+        vacancy_leave_whole(&vacate->sets[i]);
     RB_REMOVE(vacates_by_end, &core->vacates.by_end, vacate);
     LIST_REMOVE(vacate, of_conn);
     charge_deinit(&vacate->charge);
-    core->n_watches--; /* it is charged as one */
+    core->n_watches -= vacate->n_sets; /* each is charged as one */
     free(vacate);
 }
 
@@ -60,14 +61,15 @@ leases_on(const struct array *array)
     return (uint64_t)array->n_leases + array->n_departed;
 }
 
-static uint64_t
-own_leases(const struct vacate *vacate)
+/* Leases may have been closed since the last time. */
+static void
+count_own_leases(struct vacate *vacate)
 {
-    uint64_t n = 1;
-
+    for (uint32_t i = 0; i < vacate->n_sets; i++)
+        vacate->sets[i].n_own = 1;
     for (uint32_t i = 0; i < vacate->n_own; i++)
-        n += lease_find(vacate->conn, vacate->own[i]) != NULL;
-    return n;
+        if (lease_find(vacate->conn, vacate->own[i].id))
+            vacate->sets[vacate->own[i].of].n_own++;
 }
 
 /* Whether an array of that memory can be reached without a lease. */
@@ -91,14 +93,14 @@ is_in_doubt(struct core *core, const struct whole *whole, const struct array *se
 
 /* Looks at up to `budget` uses of parts, and goes on with the others next time. */
 static bool
-has_fences(struct vacate *vacate, uint32_t *budget)
+has_fences(struct vacancy *vacancy, uint32_t *budget)
 {
-    struct whole *whole = vacate->whole;
+    struct whole *whole = vacancy->whole;
     struct use *use = whole->array->use;
 
     if (use && use_is_pending(use))
         return true;
-    while (vacate->n_seen < whole->n_uses) {
+    while (vacancy->n_seen < whole->n_uses) {
         uint32_t n = whole->n_uses;
         if (*budget == 0)
             return true;
@@ -107,31 +109,32 @@ has_fences(struct vacate *vacate, uint32_t *budget)
         TAILQ_REMOVE(&whole->uses, use, of_whole); /* those that stay come last */
         TAILQ_INSERT_TAIL(&whole->uses, use, of_whole);
         if (use_is_pending(use)) {
-            vacate->n_seen = 0;
+            vacancy->n_seen = 0;
             return true;
         }
-        vacate->n_seen += whole->n_uses == n;
+        vacancy->n_seen += whole->n_uses == n;
     }
     return false;
 }
 
 enum state {
     VACANT,
-    HELD,     /* until an event says otherwise */
-    UNSETTLED /* nothing says when it is not any more */
+    HELD,      /* until an event says otherwise */
+    UNSETTLED, /* nothing says when it is not any more */
+    ENDED      /* the wait has no sense any more */
 };
 
 static enum state
-decide(struct core *core, struct vacate *vacate, const struct array *set, uint32_t *budget)
+decide(struct core *core, struct vacancy *vacancy, const struct array *set, uint32_t *budget)
 {
-    struct whole *whole = vacate->whole;
+    struct whole *whole = vacancy->whole;
 
-    if (leases_on(set) + leases_on(whole->array) + whole->n_leases > own_leases(vacate) ||
+    if (leases_on(set) + leases_on(whole->array) + whole->n_leases > vacancy->n_own ||
         is_public(whole, set)) {
-        vacate->n_seen = 0;
+        vacancy->n_seen = 0;
         return HELD;
     }
-    return is_in_doubt(core, whole, set) || has_fences(vacate, budget) ? UNSETTLED : VACANT;
+    return is_in_doubt(core, whole, set) || has_fences(vacancy, budget) ? UNSETTLED : VACANT;
 }
 
 /* ---- why it is not ---- */
@@ -182,17 +185,22 @@ add_culprit(struct culprits *c, const struct lease *lease)
 }
 
 static int
-compare_u64(const void *a, const void *b)
+own_compare(const void *a, const void *b)
 {
-    return CMP(*(const uint64_t *)a, *(const uint64_t *)b);
+    return CMP(((const struct own_lease *)a)->id, ((const struct own_lease *)b)->id);
 }
 
 static bool
 is_own(const struct vacate *vacate, const struct lease *lease)
 {
-    return lease->conn == vacate->conn &&
-           (lease->id == vacate->lease ||
-            bsearch(&lease->id, vacate->own, vacate->n_own, sizeof(uint64_t), compare_u64));
+    const struct own_lease key = {.id = lease->id};
+
+    if (lease->conn != vacate->conn)
+        return false;
+    for (uint32_t i = 0; i < vacate->n_sets; i++)
+        if (vacate->sets[i].lease == lease->id)
+            return true;
+    return bsearch(&key, vacate->own, vacate->n_own, sizeof(key), own_compare);
 }
 
 /* Counts one step of the walk. */
@@ -217,31 +225,70 @@ add_culprits(struct culprits *c, const struct vacate *vacate, const struct array
     }
 }
 
-static void
-refuse_in_use(struct core *core, const struct vacate *vacate, const struct array *set,
-              struct refusal *r)
+/* The set, or NULL: the wait has no sense any more, and is refused. */
+static const struct array *
+set_of(const struct vacancy *vacancy, struct refusal *r)
 {
-    const struct whole *whole = vacate->whole;
-    char text[320] = "";
-    struct culprits c = {.text = text, .size = sizeof(text)};
-    const struct part *part = whole->n_leases ? LIST_FIRST(&whole->parts) : NULL;
+    const struct lease *lease =
+        vacancy->whole ? lease_find(vacancy->vacate->conn, vacancy->lease) : NULL;
 
-    add_culprits(&c, vacate, set);
-    add_culprits(&c, vacate, whole->array);
-    for (; part && !is_enough(&c); part = LIST_NEXT(part, of_whole))
-        add_culprits(&c, vacate, part->array);
+    if (!lease)
+        refusal_fill(r, PROTO_ERR_INVALID, "the set was closed meanwhile");
+    else if (lease->array->named)
+        refusal_fill(r, PROTO_ERR_INVALID, "set \"%s\" has its name: it is the current version",
+                     lease->array->name);
+    else
+        return lease->array;
+    return NULL;
+}
+
+/* false: it is none any more, as the refusal says. */
+static bool
+add_culprits_of_set(struct culprits *c, const struct vacancy *vacancy, struct refusal *r)
+{
+    const struct array *set = set_of(vacancy, r);
+    const struct whole *whole = vacancy->whole;
+    const struct part *part;
+
+    if (!set)
+        return false;
+    add_culprits(c, vacancy->vacate, set);
+    add_culprits(c, vacancy->vacate, whole->array);
+    part = whole->n_leases ? LIST_FIRST(&whole->parts) : NULL;
+    for (; part && !is_enough(c); part = LIST_NEXT(part, of_whole))
+        add_culprits(c, vacancy->vacate, part->array);
+    return true;
+}
+
+static const char *
+reason_without_leases(struct core *core, const struct whole *whole, const struct array *set)
+{
+    return is_public(whole, set) ? "an array in its memory has a name, or is in another set"
+           : is_in_doubt(core, whole, set)
+               ? "clients of before the daemon's restart may still have it"
+               : "GPU work on it has not ended";
+}
+
+static void
+refuse_in_use(struct core *core, const struct vacate *vacate, struct refusal *r)
+{
+    const struct vacancy *first = vacate->sets;
+    char text[320] = "", others[48] = "";
+    struct culprits c = {.text = text, .size = sizeof(text)};
+    const struct array *set;
+
+    for (uint32_t i = 0; i < vacate->n_sets; i++)
+        if (!add_culprits_of_set(&c, &vacate->sets[i], r))
+            return;
+    set = set_of(first, r);
     if (c.n_more)
         add_text(&c, c.n_pids ? " and others" : "many leases");
+    if (vacate->n_sets > 1)
+        snprintf(others, sizeof(others), ", as %u more,", vacate->n_sets - 1);
     refusal_fill(r, PROTO_ERR_TIMEOUT,
-                 "set \"%s\" of generation %" PRIu64 " is still in use: %s%s", array_label(set),
-                 set->generation,
-                 c.n ? "by "
-                 : is_public(whole, set)
-                     ? "an array in its memory has a name, or is in another set"
-                 : is_in_doubt(core, whole, set)
-                     ? "clients of before the daemon's restart may still have it"
-                     : "GPU work on it has not ended",
-                 text);
+                 "set \"%s\" of generation %" PRIu64 "%s is still in use: %s%s",
+                 array_label(set), set->generation, others, c.n ? "by " : "",
+                 c.n ? text : reason_without_leases(core, first->whole, set));
 }
 
 /* ---- answers ---- */
@@ -259,54 +306,55 @@ withdraw(struct array *array)
 }
 
 static void
-answer(struct core *core, struct vacate *vacate)
+answer(struct core *core, const struct vacate *vacate, uint32_t which)
 {
+    const struct msg_vacate_result result = {vacate->sets[which].lease};
     const struct lease *lease;
 
-    withdraw(lease_find(vacate->conn, vacate->lease)->array);
+    withdraw(lease_find(vacate->conn, result.lease)->array);
     for (uint32_t i = 0; i < vacate->n_own; i++)
-        if ((lease = lease_find(vacate->conn, vacate->own[i])))
+        if (vacate->own[i].of == which && (lease = lease_find(vacate->conn, vacate->own[i].id)))
             withdraw(lease->array);
     if (!vacate->conn->closing)
-        send_result(core, vacate->conn, vacate->request, MSG_VACATE, &(struct msg_none){}, NULL,
-                    0);
+        send_result(core, vacate->conn, vacate->request, MSG_VACATE, &result, NULL, 0);
 }
 
-/* The set, or NULL: the wait has no sense any more, and is refused. */
-static const struct array *
-set_of(const struct vacate *vacate, struct refusal *r)
+/* Answers where one of the sets is vacant. ENDED: the refusal says what one of them is. */
+static enum state
+vacate_try(struct core *core, struct vacate *vacate, uint32_t *budget, struct refusal *r)
 {
-    const struct lease *lease = vacate->whole ? lease_find(vacate->conn, vacate->lease) : NULL;
+    enum state all = HELD;
 
-    if (!lease)
-        refusal_fill(r, PROTO_ERR_INVALID, "the set was closed meanwhile");
-    else if (lease->array->named)
-        refusal_fill(r, PROTO_ERR_INVALID, "set \"%s\" has its name: it is the current version",
-                     lease->array->name);
-    else
-        return lease->array;
-    return NULL;
+    count_own_leases(vacate);
+    for (uint32_t i = 0; i < vacate->n_sets; i++) {
+        const struct array *set = set_of(&vacate->sets[i], r);
+        if (!set)
+            return ENDED;
+        enum state state = decide(core, &vacate->sets[i], set, budget);
+        if (state == VACANT) {
+            answer(core, vacate, i);
+            return VACANT;
+        }
+        if (state == UNSETTLED)
+            all = UNSETTLED;
+    }
+    return all;
 }
 
 static void
 vacate_run(struct core *core, struct vacate *vacate, uint32_t *budget)
 {
-    const struct array *set;
     struct refusal r;
 
     vacate_put(vacate, NULL);
-    set = set_of(vacate, &r);
-    if (!set) {
-        vacate_refuse(core, vacate, &r);
-        return;
-    }
-    switch (decide(core, vacate, set, budget)) {
+    switch (vacate_try(core, vacate, budget, &r)) {
     case HELD: break;
     case UNSETTLED:
         vacate_put(vacate, &core->vacates.looking);
         linger_later(core, *budget ? LINGER_TURN_NS : LINGER_REST_NS);
         break;
-    case VACANT: answer(core, vacate); vacate_free(core, vacate);
+    case VACANT: vacate_free(core, vacate); break;
+    case ENDED: vacate_refuse(core, vacate, &r);
     }
 }
 
@@ -344,14 +392,11 @@ void
 vacates_tick(struct core *core)
 {
     struct vacate *vacate = RB_MIN(vacates_by_end, &core->vacates.by_end);
-    const struct array *set;
     struct refusal r;
 
     if (!vacate || vacate->end_ns > core->now_ns)
         return;
-    set = set_of(vacate, &r);
-    if (set)
-        refuse_in_use(core, vacate, set, &r);
+    refuse_in_use(core, vacate, &r);
     vacate_refuse(core, vacate, &r);
 }
 
@@ -372,20 +417,29 @@ vacate_cancel(struct core *core, struct conn *conn, uint32_t request)
 }
 
 static int
-check_conn(const struct conn *conn, uint64_t id, struct refusal *r)
+check_conn(const struct conn *conn, const struct msg_u64s *leases, struct refusal *r)
 {
     const struct vacate *vacate;
-    int n = 0;
+    uint32_t n = leases->n;
 
-    LIST_FOREACH(vacate, &conn->vacates, of_conn) {
-        n++;
-        if (vacate->lease == id)
+    LIST_FOREACH(vacate, &conn->vacates, of_conn)
+        n += vacate->n_sets;
+    if (leases->n == 0)
+        return refuse(r, PROTO_ERR_INVALID, "vacate takes one set or more");
+    return n <= VACATES_MAX ? 0
+                            : refuse(r, PROTO_ERR_LIMIT,
+                                     "a connection waits for at most %d sets", VACATES_MAX);
+}
+
+/* A lease is waited for once. */
+static int
+check_other(const struct vacate *vacate, uint32_t n_sets, uint64_t id, struct refusal *r)
+{
+    for (uint32_t i = 0; i < n_sets; i++)
+        if (vacate->sets[i].lease == id)
             return refuse(r, PROTO_ERR_INVALID, "request %u waits for that set already",
                           vacate->request);
-    }
-    return n < VACATES_MAX ? 0
-                           : refuse(r, PROTO_ERR_LIMIT,
-                                    "a connection waits for at most %d sets", VACATES_MAX);
+    return 0;
 }
 
 static int
@@ -408,54 +462,109 @@ check_set(struct core *core, struct conn *conn, uint64_t id, struct whole **ret,
 }
 
 static int
-check_own(struct core *core, const struct vacate *vacate, struct refusal *r)
+add_set(struct core *core, struct vacate *vacate, uint64_t id, struct refusal *r)
 {
-    for (uint32_t i = 0; i < vacate->n_own; i++) {
-        struct lease *lease;
-        if (lease_get(vacate->conn, vacate->own[i], &lease, r))
+    struct vacancy *set = &vacate->sets[vacate->n_sets];
+    const struct vacate *other;
+
+    LIST_FOREACH(other, &vacate->conn->vacates, of_conn)
+        if (check_other(other, other->n_sets, id, r))
             return REFUSED;
-        if (whole_of(core, lease->array) != vacate->whole || lease->array->is_set ||
-            (i > 0 && vacate->own[i - 1] == vacate->own[i]))
-            return refuse(r, PROTO_ERR_INVALID,
-                          "lease %" PRIu64 " is in the list twice, or on another array",
-                          vacate->own[i]);
-    }
+    if (check_other(vacate, vacate->n_sets, id, r) ||
+        check_set(core, vacate->conn, id, &set->whole, r))
+        return REFUSED;
+    set->vacate = vacate;
+    set->lease = id;
+    vacate->n_sets++;
     return 0;
+}
+
+static int
+add_own(struct core *core, struct vacate *vacate, uint64_t id, struct refusal *r)
+{
+    struct lease *lease;
+    uint32_t i = 0;
+
+    if (lease_get(vacate->conn, id, &lease, r))
+        return REFUSED;
+    while (i < vacate->n_sets && whole_of(core, lease->array) != vacate->sets[i].whole)
+        i++;
+    if (i == vacate->n_sets || lease->array->is_set)
+        return refuse(r, PROTO_ERR_INVALID, "lease %" PRIu64 " is on another array", id);
+    vacate->own[vacate->n_own++] = (struct own_lease){id, i};
+    return 0;
+}
+
+static int
+sort_own(struct vacate *vacate, struct refusal *r)
+{
+    qsort(vacate->own, vacate->n_own, sizeof(vacate->own[0]), own_compare);
+    for (uint32_t i = 1; i < vacate->n_own; i++)
+        if (vacate->own[i - 1].id == vacate->own[i].id)
+            return refuse(r, PROTO_ERR_INVALID, "lease %" PRIu64 " is in the list twice",
+                          vacate->own[i].id);
+    return 0;
+}
+
+static size_t
+vacate_size(const struct vacate_request *req)
+{
+    return sizeof(struct vacate) + req->leases.n * sizeof(struct vacancy) +
+           req->own.n * sizeof(struct own_lease);
 }
 
 static struct vacate *
 vacate_alloc(struct core *core, struct conn *conn, uint32_t request,
              const struct vacate_request *req)
 {
-    struct vacate *vacate = calloc(1, sizeof(*vacate) + req->own.n * sizeof(uint64_t));
+    struct vacate *vacate = calloc(1, vacate_size(req));
     uint64_t left = UINT64_MAX - 1 - core->now_ns;
 
     if (!vacate)
         return NULL;
     vacate->conn = conn;
     vacate->request = request;
-    vacate->lease = req->lease;
-    vacate->n_own = req->own.n;
-    if (req->own.n)
-        memcpy(vacate->own, req->own.v, req->own.n * sizeof(uint64_t));
-    qsort(vacate->own, vacate->n_own, sizeof(uint64_t), compare_u64);
+    vacate->own = (struct own_lease *)(vacate->sets + req->leases.n);
     vacate->end_ns = req->timeout_ns ? core->now_ns + min_u64(req->timeout_ns, left)
                                      : UINT64_MAX;
     return vacate;
 }
 
 static int
+vacate_fill(struct core *core, struct vacate *vacate, const struct vacate_request *req,
+            struct refusal *r)
+{
+    for (uint32_t i = 0; i < req->leases.n; i++)
+        if (add_set(core, vacate, req->leases.v[i], r))
+            return REFUSED;
+    for (uint32_t i = 0; i < req->own.n; i++)
+        if (add_own(core, vacate, req->own.v[i], r))
+            return REFUSED;
+    return sort_own(vacate, r);
+}
+
+static int
 decide_now(struct core *core, struct vacate *vacate, struct refusal *r)
 {
-    const struct array *set = set_of(vacate, r);
     uint32_t budget = USES_MAX;
+    enum state state = vacate_try(core, vacate, &budget, r);
 
-    if (decide(core, vacate, set, &budget) != VACANT) {
-        refuse_in_use(core, vacate, set, r);
-        return REFUSED;
-    }
-    answer(core, vacate);
-    return 0;
+    if (state == VACANT)
+        return 0;
+    if (state != ENDED)
+        refuse_in_use(core, vacate, r);
+    return REFUSED;
+}
+
+static void
+vacate_wait(struct core *core, struct vacate *vacate)
+{
+    core->n_watches += vacate->n_sets;
+    for (uint32_t i = 0; i < vacate->n_sets; i++)
+        LIST_INSERT_HEAD(&vacate->sets[i].whole->vacancies, &vacate->sets[i], of_whole);
+    LIST_INSERT_HEAD(&vacate->conn->vacates, vacate, of_conn);
+    RB_INSERT(vacates_by_end, &core->vacates.by_end, vacate);
+    vacate_put(vacate, &core->vacates.due);
 }
 
 int
@@ -463,27 +572,21 @@ vacate_new(struct core *core, struct conn *conn, uint32_t request,
            const struct vacate_request *req, struct refusal *r)
 {
     _cleanup_free_ struct vacate *vacate = NULL;
-    struct whole *whole;
 
     if (req->own.n > PROTO_BEGIN_MAX)
         return refuse(r, PROTO_ERR_INVALID, "vacate takes at most %d leases", PROTO_BEGIN_MAX);
-    if (check_conn(conn, req->lease, r) || check_set(core, conn, req->lease, &whole, r))
+    if (check_conn(conn, &req->leases, r))
         return REFUSED;
     vacate = vacate_alloc(core, conn, request, req);
     if (!vacate)
         return -ENOMEM;
-    vacate->whole = whole;
-    if (check_own(core, vacate, r))
+    if (vacate_fill(core, vacate, req, r))
         return REFUSED;
     if (req->nowait)
         return decide_now(core, vacate, r);
-    if (charge_init(&vacate->charge, conn->user, RES_WATCHES, 1,
-                    sizeof(*vacate) + req->own.n * sizeof(uint64_t), r))
+    if (charge_init(&vacate->charge, conn->user, RES_WATCHES, vacate->n_sets, vacate_size(req),
+                    r))
         return REFUSED;
-    core->n_watches++;
-    LIST_INSERT_HEAD(&whole->vacates, vacate, of_whole);
-    LIST_INSERT_HEAD(&conn->vacates, vacate, of_conn);
-    RB_INSERT(vacates_by_end, &core->vacates.by_end, vacate);
-    vacate_put(TAKE_PTR(vacate), &core->vacates.due);
+    vacate_wait(core, TAKE_PTR(vacate));
     return 0;
 }

@@ -120,8 +120,11 @@ client_close(PyObject *op, PyObject *Py_UNUSED(unused))
     struct client_object *self = py_client(op);
 
     self->closing = true;
-    if (self->n_calls == 0)
-        client_free(self);
+    self->n_calls++;
+    if (self->client) {
+        WITHOUT_GIL(caid_set_cancel(self->client, NULL)); /* the last call may be such a wait */
+    }
+    py_client_leave(self);
     Py_RETURN_NONE;
 }
 

@@ -396,6 +396,25 @@ py_client_exchange(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return py_none(r);
 }
 
+PyObject *
+py_client_vacate(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    __attribute__((cleanup(given_deinit))) struct given sets = {0}, own = {0};
+    struct client_object *self = py_client(op);
+    PyObject *of_sets, *of_own;
+    uint64_t timeout_ns;
+    size_t which;
+
+    if (PY_ARGS(self->state, "vacate", PY_TUPLE(of_sets), PY_TUPLE(of_own),
+                PY_ARG(timeout_ns)) < 0 ||
+        py_client_check(self) < 0 || given_init(&sets, self, of_sets) < 0 ||
+        given_init(&own, self, of_own) < 0 ||
+        PY_CLIENT_CALL(self, caid_set_vacate(c, sets.arrays, (size_t)sets.n, own.arrays,
+                                             (size_t)own.n, timeout_ns, &which, &error)) < 0)
+        return NULL;
+    return PyLong_FromSize_t(which);
+}
+
 #define RESERVATION "caid.reservation"
 
 static void

@@ -694,35 +694,14 @@ lease_keep_mapping(PyObject *op, PyObject *Py_UNUSED(unused))
     return made;
 }
 
-/* ---- vacate ---- */
+/* ---- waits ---- */
 
 static PyObject *
-lease_vacate(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+lease_cancel(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    struct lease_object *self = lease(op);
-    const struct module_state *state = self->client->state;
-    struct caid_array **own;
-    PyObject *leases, *result = NULL;
-    uint64_t timeout_ns;
-    Py_ssize_t n;
-
-    if (PY_ARGS(state, "vacate", PY_TUPLE(leases), PY_ARG(timeout_ns)) < 0)
-        return NULL;
-    own = PyMem_Calloc((size_t)PyTuple_GET_SIZE(leases) + 1, sizeof(own[0]));
-    if (!own)
-        return PyErr_NoMemory();
-    if (py_lease_pin(self) == 0) {
-        n = py_leases_pin(state, leases, own);
-        if (n == PyTuple_GET_SIZE(leases))
-            result =
-                py_none(PY_CLIENT_CALL(self->client,
-                                       ((void)c, caid_set_vacate(self->array, own, (size_t)n,
-                                                                 timeout_ns, &error))));
-        py_leases_unpin(leases, n);
-        py_lease_unpin(self);
-    }
-    PyMem_Free(own);
-    return result;
+    return py_none(
+        LEASE_CALL(lease(op),
+                   (caid_set_cancel(lease(op)->client->client, lease(op)->array), 0)));
 }
 
 /* ---- discard ---- */
@@ -795,8 +774,8 @@ static PyMethodDef lease_methods[] = {
      PyDoc_STR("A ticket by which another process takes it; True: by which many may.")},
     {"_keep_mapping", lease_keep_mapping, METH_NOARGS,
      PyDoc_STR("A Mapping, which keeps the block mapped without a lease.")},
-    {"_vacate", PY_FASTCALL(lease_vacate), METH_FASTCALL,
-     PyDoc_STR("Waits until nobody else has a set of parts; but for these leases.")},
+    {"_cancel", lease_cancel, METH_NOARGS,
+     PyDoc_STR("Ends waits of Client._vacate() for the set, now and from now on.")},
     {"discard", lease_discard, METH_NOARGS, PyDoc_STR("Takes the contents as they are.")},
     {0},
 };

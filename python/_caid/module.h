@@ -311,6 +311,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(set_create, "Makes a set of parts of a lease's array: a Lease.")                      \
     METHOD(map, METH_O, "Maps the blocks of leases again.")                                   \
     METHOD(unmap, METH_O, "Unmaps the blocks of leases, and keeps their addresses.")          \
+    FAST(vacate, "Waits until nobody else has one of some sets of parts: which.")              \
     FAST(exchange, "Exchanges the addresses of the blocks of two tuples of leases.")          \
     FAST(reserve, "Reserves addresses: (a capsule, the first of them).")                      \
     METHOD(use_reservation, METH_O, "Where blocks are mapped from now on; None: anywhere.")   \

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* caid_set_create(): sets of parts of one array, published again and again. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client_fixture.h"
 
@@ -182,25 +184,31 @@ make_displaced(struct caid_array *whole, struct caid_array **ret_current)
     return set;
 }
 
+static int
+vacate(struct caid_array *set, struct caid_array *own, uint64_t timeout_ns)
+{
+    return caid_set_vacate(f.client, &set, 1, &own, own != NULL, timeout_ns, NULL, &error);
+}
+
 FIXTURE_TEST(set, is_vacant_when_readers_have_closed)
 {
     unsigned char bytes[N_BYTES];
     struct caid_array *current;
 
     struct caid_array *whole = make_whole(bytes), *set = make_displaced(whole, &current);
-    assert_failed(caid_set_vacate(set, &whole, 1, 0, &error), CAID_ERR_INVALID);
+    assert_failed(vacate(set, whole, 0), CAID_ERR_INVALID);
     struct caid_client *reader = daemon_connect(&f.daemon);
     struct caid_array *read;
     assert_ok(caid_array_open(reader, &read, "s/a", NULL, &error));
     publish(current, "s/");
-    assert_failed(caid_set_vacate(set, &whole, 1, 0, &error), CAID_ERR_TIMEOUT);
+    assert_failed(vacate(set, whole, 0), CAID_ERR_TIMEOUT);
     cr_assert(strstr(error.message, "pid "), "%s", error.message);
-    assert_failed(caid_set_vacate(set, &whole, 1, 20000000, &error), CAID_ERR_TIMEOUT);
+    assert_failed(vacate(set, whole, 20000000), CAID_ERR_TIMEOUT);
     caid_array_close(read);
-    assert_ok(caid_set_vacate(set, &whole, 1, CAID_FOREVER, &error));
-    assert_failed(caid_set_vacate(set, NULL, 0, 0, &error), CAID_ERR_TIMEOUT);
+    assert_ok(vacate(set, whole, CAID_FOREVER));
+    assert_failed(vacate(set, NULL, 0), CAID_ERR_TIMEOUT);
     cr_assert_gt(publish(set, "s/"), 2);
-    assert_failed(caid_set_vacate(set, &whole, 1, 0, &error), CAID_ERR_INVALID);
+    assert_failed(vacate(set, whole, 0), CAID_ERR_INVALID);
     caid_client_close(reader);
     caid_array_close(whole);
     caid_array_close(set);
@@ -230,15 +238,78 @@ FIXTURE_TEST(set, is_waited_for_again)
     publish(current, "s/");
     for (int i = 0; i < 3; i++) {
         interrupted = true;
-        assert_failed(caid_set_vacate(set, &whole, 1, CAID_FOREVER, &error),
-                      CAID_ERR_INTERRUPTED);
+        assert_failed(vacate(set, whole, CAID_FOREVER), CAID_ERR_INTERRUPTED);
         interrupted = false;
-        assert_failed(caid_set_vacate(set, &whole, 1, 1000000, &error), CAID_ERR_TIMEOUT);
+        assert_failed(vacate(set, whole, 1000000), CAID_ERR_TIMEOUT);
     }
     caid_array_close(read);
-    assert_ok(caid_set_vacate(set, &whole, 1, CAID_FOREVER, &error));
+    assert_ok(vacate(set, whole, CAID_FOREVER));
     caid_client_close(reader);
     caid_array_close(whole);
     caid_array_close(set);
     caid_array_close(current);
+}
+
+struct waiting {
+    struct caid_array *sets[2], *own[2];
+    size_t n, which;
+    int r;
+    struct caid_error error;
+};
+
+static void *
+wait_for_sets(void *arg)
+{
+    struct waiting *w = arg;
+
+    w->r = caid_set_vacate(f.client, w->sets, w->n, w->own, w->n, CAID_FOREVER, &w->which,
+                           &w->error);
+    return NULL;
+}
+
+/* The one that nobody has is told; others are waited for until caid_set_cancel(). */
+FIXTURE_TEST(set, is_waited_for_with_others)
+{
+    unsigned char bytes[N_BYTES];
+    struct caid_array *current[2], *read[2];
+    struct waiting w = {.n = 2};
+    pthread_t thread;
+
+    struct caid_client *reader = daemon_connect(&f.daemon);
+    for (int i = 0; i < 2; i++) {
+        w.own[i] = make_whole(bytes);
+        w.sets[i] = make_displaced(w.own[i], &current[i]);
+        assert_ok(caid_array_open(reader, &read[i], "s/a", NULL, &error));
+    }
+    publish(current[0], "s/");
+    cr_assert_eq(pthread_create(&thread, NULL, wait_for_sets, &w), 0);
+    caid_array_close(read[1]);
+    pthread_join(thread, NULL);
+    cr_assert_eq(w.r, 0, "%s", w.error.message);
+    cr_assert_eq(w.which, 1);
+    struct caid_array *twice[] = {w.sets[0], w.sets[0]}, *set = w.sets[1];
+    assert_failed(caid_set_vacate(f.client, twice, 2, NULL, 0, 0, NULL, &error),
+                  CAID_ERR_INVALID);
+    assert_failed(caid_set_vacate(f.client, &set, 0, NULL, 0, 0, NULL, &error),
+                  CAID_ERR_INVALID);
+    assert_failed(caid_set_vacate(f.client, &set, 1, NULL, 1, 0, NULL, &error),
+                  CAID_ERR_INVALID);
+
+    w.n = 1;
+    cr_assert_eq(pthread_create(&thread, NULL, wait_for_sets, &w), 0);
+    usleep(10000);
+    caid_set_cancel(f.client, w.sets[0]);
+    pthread_join(thread, NULL);
+    cr_assert_eq(w.error.code, CAID_ERR_CANCELLED, "%s", w.error.message);
+    caid_array_close(read[0]);
+    assert_failed(vacate(w.sets[0], w.own[0], CAID_FOREVER), CAID_ERR_CANCELLED);
+    assert_ok(vacate(w.sets[1], w.own[1], CAID_FOREVER));
+    caid_set_cancel(f.client, NULL);
+    assert_failed(vacate(w.sets[1], w.own[1], CAID_FOREVER), CAID_ERR_CANCELLED);
+    caid_client_close(reader);
+    for (int i = 0; i < 2; i++) {
+        caid_array_close(w.own[i]);
+        caid_array_close(w.sets[i]);
+        caid_array_close(current[i]);
+    }
 }

@@ -258,7 +258,7 @@ static void
 check_whole(const struct whole *whole)
 {
     uint64_t leases = 0, named = 0, members = 0, uses = 0, in_list = 0;
-    const struct vacate *vacate;
+    const struct vacancy *set;
     const struct part *part;
     const struct use *use;
 
@@ -272,8 +272,8 @@ check_whole(const struct whole *whole)
         in_list++;
     CHECK(leases == whole->n_leases && named == whole->n_named && members == whole->n_members);
     CHECK(uses == whole->n_uses && uses == in_list);
-    LIST_FOREACH(vacate, &whole->vacates, of_whole)
-        CHECK(vacate->whole == whole);
+    LIST_FOREACH(set, &whole->vacancies, of_whole)
+        CHECK(set->whole == whole);
 }
 
 /* Bytes of the daemon's memory that they take; counted for t's user alone, where it has one. */
@@ -664,7 +664,7 @@ tally_conns(struct core *core, struct conns *conns, struct tally *t, uint64_t *r
         t->used[RES_WATCHES] += watches;
         LIST_FOREACH(vacate, &conn->vacates, of_conn) {
             CHECK(vacate->conn == conn && (vacate->in != &core->vacates.due || core->behind));
-            t->used[RES_WATCHES]++;
+            t->used[RES_WATCHES] += vacate->n_sets;
             host += vacate->charge.host;
         }
         host += conn->n_groups * sizeof(gid_t) + leases * sizeof(struct lease);

@@ -549,7 +549,7 @@ struct h_reply *
 h_vacate(struct harness *h, uint64_t conn, uint64_t set, uint64_t own, uint64_t timeout_ns)
 {
     return h_request(h, conn, MSG_VACATE,
-                     &(struct msg_vacate_params){.lease = set,
+                     &(struct msg_vacate_params){.leases = {&set, 1},
                                                  .own = {&own, own != 0},
                                                  .timeout_ns = timeout_ns});
 }

@@ -125,6 +125,7 @@ union result {
     struct msg_publish_result publish;
     struct msg_publish_part_result publish_part;
     struct msg_stage_parts_result stage_parts;
+    struct msg_vacate_result vacate;
     struct msg_parts_result parts;
     struct msg_watch_result watch;
     struct msg_flushed flush;
@@ -203,6 +204,7 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
         reply->array = result->stage_parts.part;
         reply->layout = result->stage_parts.layout;
         break;
+    case MSG_VACATE: reply->lease = result->vacate.lease; break;
     case MSG_PARTS: note_parts(reply, result->parts.parts); break;
     case MSG_RESUME: note_parts(reply, result->resume.lost); break;
     case MSG_HELLO: reply->resumed = result->hello.resumed; break;

@@ -385,10 +385,10 @@ struct slot {
 };
 
 static struct slot
-displaced(struct harness *h)
+displaced_of(struct harness *h, uint64_t conn)
 {
     const struct msg_member two[] = TWO;
-    struct slot slot = {.conn = h_connect(h, 1000, 1000)};
+    struct slot slot = {.conn = conn};
     uint64_t other_whole, other;
 
     make(h, slot.conn, &slot.whole, &slot.set);
@@ -400,6 +400,12 @@ displaced(struct harness *h)
     h_close(h, slot.conn, other);
     h_close(h, slot.conn, other_whole);
     return slot;
+}
+
+static struct slot
+displaced(struct harness *h)
+{
+    return displaced_of(h, h_connect(h, 1000, 1000));
 }
 
 /* The end of a test. */
@@ -563,14 +569,14 @@ CORE_TEST(set_parts, are_waited_for_in_time, h_sharing)
     snprintf(pid, sizeof(pid), "by pid %d", (int)h->pids[b]);
     cr_assert(strstr(reply->text, pid), "%s", reply->text);
     h_request(h, slot.conn, MSG_VACATE,
-              &(struct msg_vacate_params){.lease = slot.set,
+              &(struct msg_vacate_params){.leases = {&slot.set, 1},
                                           .own = {&slot.whole, 1},
                                           .nowait = true});
     cr_assert_eq(reply->error, PROTO_ERR_TIMEOUT);
     cr_assert(strstr(reply->text, pid), "%s", reply->text);
     h_close(h, b, member);
     h_request(h, slot.conn, MSG_VACATE,
-              &(struct msg_vacate_params){.lease = slot.set,
+              &(struct msg_vacate_params){.leases = {&slot.set, 1},
                                           .own = {&slot.whole, 1},
                                           .nowait = true});
     cr_assert(is_vacant(h, &slot));
@@ -612,7 +618,8 @@ CORE_TEST(set_parts, are_not_vacated, h_sharing)
     cr_assert_eq(h_vacate(h, a, slot.set, slot.set, 0)->error, PROTO_ERR_INVALID, "twice");
     const uint64_t twice[] = {slot.whole, slot.whole};
     cr_assert_eq(h_request(h, a, MSG_VACATE,
-                           &(struct msg_vacate_params){.lease = slot.set, .own = {twice, 2}})
+                           &(struct msg_vacate_params){.leases = {&slot.set, 1},
+                                                       .own = {twice, 2}})
                      ->error,
                  PROTO_ERR_INVALID);
     uint64_t readonly = h_open_generation(h, a, "s/", NULL, slot.generation)->lease;
@@ -647,4 +654,101 @@ CORE_TEST(set_parts, are_waited_for_until_the_hang_up, h_sharing)
     cr_assert_eq(core_deadline_ns(h->core), UINT64_MAX);
     h_close(h, b, set);
     h_unlink(h, b, "s/", NULL);
+}
+
+/* ---- one of several ---- */
+
+static struct h_reply *
+vacate_either(struct harness *h, const struct slot *x, const struct slot *y, uint64_t own)
+{
+    const uint64_t sets[] = {x->set, y->set}, owned[] = {x->whole, own};
+
+    return h_request(h, x->conn, MSG_VACATE,
+                     &(struct msg_vacate_params){.leases = {sets, 2},
+                                                 .own = {owned, 2},
+                                                 .timeout_ns = NSEC_PER_SEC});
+}
+
+CORE_TEST(set_parts, are_vacant_whichever_is_first, h_sharing)
+{
+    struct slot x = displaced(h), y = displaced_of(h, x.conn);
+    uint64_t b = h_connect(h, 1000, 1000), c = h_connect(h, 1000, 1000);
+    uint64_t of_x = open_old(h, b, &x, "s/a"), of_y = open_old(h, c, &y, "s/b");
+
+    vacate_either(h, &x, &y, y.whole);
+    cr_assert_eq(charged(h).watches, 2);
+    cr_assert_not(is_vacant(h, &x));
+    h_close(h, c, of_y);
+    cr_assert(is_vacant(h, &x));
+    cr_assert_eq(h->replies[x.conn].lease, y.set);
+    cr_assert_eq(charged(h).watches, 0);
+    cr_assert_eq(h_open_generation(h, c, "s/b", NULL, y.generation)->error, PROTO_ERR_STALE);
+    cr_assert_eq(h_open_generation(h, c, "s/b", NULL, x.generation)->error, 0);
+    h_close(h, c, h->replies[c].lease);
+
+    /* where all are, the first of the list */
+    h_close(h, b, of_x);
+    cr_assert_eq(vacate_either(h, &x, &y, y.whole)->lease, x.set);
+    cr_assert_eq(vacate_either(h, &y, &x, x.whole)->lease, y.set);
+    unname(h, &x);
+}
+
+/* What is one's own of one set does not make up for others' leases on another one. */
+CORE_TEST(set_parts, are_each_kept_by_their_own_leases, h_sharing)
+{
+    struct slot x = displaced(h), y = displaced_of(h, x.conn);
+    uint64_t b = h_connect(h, 1000, 1000), c = h_connect(h, 1000, 1000);
+    uint64_t of_x = open_old(h, b, &x, "s/"), more = open_old(h, c, &x, "s/a");
+    uint64_t mine = open_old(h, x.conn, &x, "s/b");
+
+    vacate_either(h, &x, &y, mine);
+    cr_assert_not(is_vacant(h, &x), "the whole of y is open");
+    h_tick(h, NSEC_PER_SEC);
+    const struct h_reply *reply = &h->replies[x.conn];
+    cr_assert_eq(reply->error, PROTO_ERR_TIMEOUT);
+    const uint64_t culprits[] = {b, c, x.conn};
+    for (size_t i = 0; i < ARRAY_SIZE(culprits); i++) {
+        char pid[32];
+        snprintf(pid, sizeof(pid), "pid %d", (int)h->pids[culprits[i]]);
+        cr_assert(strstr(reply->text, pid), "%s", reply->text);
+    }
+    cr_assert(strstr(reply->text, ", as 1 more, is still in use"), "%s", reply->text);
+    h_close(h, b, of_x);
+    h_close(h, c, more);
+    unname(h, &x);
+}
+
+CORE_TEST(set_parts, are_not_vacated_with_others, h_sharing)
+{
+    struct slot x = displaced(h), y = displaced_of(h, x.conn);
+    uint64_t b = h_connect(h, 1000, 1000), of_x = open_old(h, b, &x, "s/a");
+    uint64_t of_y = open_old(h, b, &y, "s/a");
+    const struct h_reply *reply = &h->replies[x.conn];
+
+    cr_assert_eq(vacate_either(h, &x, &x, y.whole)->error, PROTO_ERR_INVALID, "twice");
+    cr_assert_eq(vacate_either(h, &x, &(struct slot){.set = 77}, x.whole)->error,
+                 PROTO_ERR_INVALID);
+    cr_assert_eq(h_request(h, x.conn, MSG_VACATE, &(struct msg_vacate_params){0})->error,
+                 PROTO_ERR_INVALID, "none");
+    vacate_either(h, &x, &y, y.whole);
+    cr_assert_not(is_vacant(h, &x));
+    cr_assert_eq(h_vacate(h, x.conn, y.set, y.whole, 0)->error, PROTO_ERR_INVALID,
+                 "it is waited for already");
+    h_cancel(h, x.conn, h->next_id - 1);
+    cr_assert_eq(reply->error, PROTO_ERR_CANCELLED);
+    cr_assert_eq(charged(h).watches, 0);
+
+    /* it ends with each of them */
+    vacate_either(h, &x, &y, y.whole);
+    h->on_reply = NULL;
+    h_publish(h, x.conn, y.set, "s/");
+    cr_assert_eq(reply->error, PROTO_ERR_INVALID, "%s", reply->text);
+    cr_assert_eq(vacate_either(h, &x, &y, y.whole)->error, PROTO_ERR_INVALID, "current");
+    unname(h, &x);
+    vacate_either(h, &x, &y, y.whole);
+    h_close(h, x.conn, y.set);
+    cr_assert_eq(reply->error, PROTO_ERR_INVALID, "%s", reply->text);
+    cr_assert_eq(charged(h).watches, 0);
+    h_close(h, b, of_x);
+    h_close(h, b, of_y);
 }

@@ -852,17 +852,17 @@ def test_a_wait_for_a_version_that_is_read_is_the_next_daemons_too(restarts):
     members = (("a", 0, "<i4", None, (10,), None), ("b", 40, "<i4", None, (90,), None))
     with restarts.connect() as publisher, restarts.connect() as reader:
         wholes = [filled(publisher, value, 100) for value in range(2)]
-        sets = [publisher._set_create(whole._memory, members) for whole in wholes]
+        sets = tuple(publisher._set_create(whole._memory, members) for whole in wholes)
         old, new = (each.publish("s/", None, 0, False, None, 0) for each in sets[:1] * 2)
         a = reader.open("s/a")
         assert sets[1].publish("s/", None, 0, False, None, 0) > new > old
-        thread, ended = in_a_thread(lambda: sets[0]._vacate((wholes[0]._memory,), 2**64 - 1))
+        thread, ended = in_a_thread(lambda: publisher._vacate(sets[:1], (wholes[0]._memory,), 2**64 - 1))
         restarts.restart()
         wait_until(lambda: reader.status().arrays)
         assert read(a) == 0 and not ended
         a.close()
         thread.join(PATIENCE_S)
-        assert ended == [None]
+        assert ended == [0]
         with pytest.raises(caid.StaleError):
             reader.open("s/a", generation=new)
         wholes[0].copy_from_host(numpy.full(100, 7, "<i4"))

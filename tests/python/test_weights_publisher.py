@@ -306,6 +306,27 @@ def test_a_slow_reader_has_one_of_three(client, other):
     client.unlink("m/")
 
 
+def test_the_version_that_is_free_first_is_written(client, other):
+    """Also where it is not the one that was displaced first."""
+    with weights.publisher("m", LIKE, versions=3, client=client) as p, contextlib.ExitStack() as stack:
+        readers = []
+        for value in range(3):
+            p.publish(tensors(value))
+            p.wait()
+            readers.append(stack.enter_context(weights.open("m", client=other)))
+        for value in 3, 4, 5:
+            thread, ended = in_a_thread(lambda: p.publish(tensors(value)))
+            assert ended == []
+            readers.pop(1).close()
+            thread.join(PATIENCE_S)
+            assert ended == [None] and landed(p, other) == value
+            readers.append(stack.enter_context(weights.open("m", client=other)))
+            assert value_of(readers[0]) == 0
+        readers.pop(0).close()
+        assert client.memory_info().blocks == 3
+    client.unlink("m/")
+
+
 # --- landing --------------------------------------------------------------------------------
 
 
@@ -362,12 +383,9 @@ def test_ctrl_c_as_a_version_is_published(client, other, p):
             lease._publish_behind(*args)
             raise KeyboardInterrupt
 
-        def __getattr__(self, name):
-            return getattr(lease, name)
-
-    slot.set = Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        p.publish(tensors(1))
+    with pytest.raises(KeyboardInterrupt), p.version() as w:
+        w._fill(tensors(1))
+        slot.set = Interrupted()
     slot.set = lease
     for value in 1, 2, 3:
         assert landed(p, other) == value

@@ -340,10 +340,10 @@ def test_ctrl_c_after_the_wait_leaves_the_newer_version_in_its_place(client, oth
         assert {byte for tensor in tensors.values() for byte in bytes_of(torch, tensor)} == {1}
         other.flush()
         assert n_leases(other) == 4, "two of the reader's, on what its tensors show, and two of the publisher's"
-        made[0]._vacate((), 0)
+        client._vacate((made[0],), (), 0)
         publish(made[0])
         with pytest.raises(caid.TimedOutError):
-            made[1]._vacate((), 0)
+            client._vacate((made[1],), (), 0)
         assert w.advance() == w.version and value(torch, w) == 0
     tensors.clear()
     for slot in made:

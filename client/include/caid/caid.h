@@ -402,20 +402,27 @@ struct caid_member {
 int caid_set_create(struct caid_client *client, struct caid_array **ret,
                     struct caid_array *whole, const struct caid_member *members, size_t n,
                     struct caid_error *error);
-/* Waits until the arrays of a set of parts of one array may be written again: until nobody but this
- * client can reach them. `set` is open "rw", was published, and has lost its name to another set;
- * `own` are other arrays of this client's that are open there, and do not count: the whole, or
- * arrays of the set. All else counts: other leases on the set, its arrays, the whole and other
- * parts of that, also by tickets and references, and of processes that have hung up and not
- * exited; names of these; other sets that they are in; and GPU work that has been enqueued by
- * readers' brackets. Mappings do not count, such as caid_array_keep_mapping() has. Afterwards
- * nobody gets the set, until it is published again; its old generation is gone.
+/* Waits until the arrays of one of several sets may be written again, the first where there are
+ * more: until nobody but this client can reach them. `sets` are of parts of one array each, open
+ * "rw", were published, and have lost their name to another set; `own` are other arrays of this
+ * client's that are open there, and do not count: the whole, or arrays of the set. All else counts:
+ * other leases on the set, its arrays, the whole and other parts of that, also by tickets and
+ * references, and of processes that have hung up and not exited; names of these; other sets that
+ * they are in; and GPU work that has been enqueued by readers' brackets. Mappings do not count,
+ * such as caid_array_keep_mapping() has. *ret_which is the place of the set in `sets`; ret_which
+ * may be NULL. Afterwards nobody gets that set, until it is published again; its old generation is
+ * gone.
  *
  * timeout_ns: CAID_FOREVER, or how long the call may wait; CAID_ERR_TIMEOUT then names processes
- * that have it. 0 does not wait. CAID_ERR_INVALID: it has its name, since it is the current
- * version; it is no set of parts of one array; another thread waits for it already. */
-int caid_set_vacate(struct caid_array *set, struct caid_array *const *own, size_t n_own,
-                    uint64_t timeout_ns, struct caid_error *error);
+ * that have them. 0 does not wait. CAID_ERR_INVALID: one has its name, since it is the current
+ * version, or gets it meanwhile; is no set of parts of one array; or another thread waits for it
+ * already. CAID_ERR_CANCELLED: caid_set_cancel(). At most 64 sets are waited for. */
+int caid_set_vacate(struct caid_client *client, struct caid_array *const *sets, size_t n_sets,
+                    struct caid_array *const *own, size_t n_own, uint64_t timeout_ns,
+                    size_t *ret_which, struct caid_error *error);
+/* Ends waits of other threads in caid_set_vacate() for the set, or, where it is NULL, for all sets
+ * of the client's, now and from now on. Both are to be closed then. */
+void caid_set_cancel(struct caid_client *client, struct caid_array *set);
 /* Opens arrays of the set that was opened as `set`, by their keys, whether it has its name yet or
  * not; all or none, at most in its mode. The options name no pool and no generation. */
 int caid_set_open_many(struct caid_array *set, struct caid_array **ret_arrays,

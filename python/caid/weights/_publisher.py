@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 from .._base import _geometry, _metadata, _typestr
 from .._base._errors import (
-    Error, InvalidError, InvalidNameError, LostError, NotFoundError, TimedOutError, check_timeout, closed, invalid,
+    CancelledError, ClosedError, Error, InvalidError, InvalidNameError, LostError, NotFoundError, TimedOutError,
+    check_timeout, closed, invalid,
 )
 from .._base._lifetime import Closing, NotCompared, OfProcess
 from .._handoff import _any_stream, _pending, _stream
@@ -39,8 +40,7 @@ from ._weights import Weights, prefix_of
 _BYTE = _typestr.of_typestr("|u1")
 _SHOWN = 8  # tensors that an error names
 _LARGE = 1 << 20  # bytes
-_WHILE_S = 0.05  # for which one of several slots is waited for
-_LOOK_S = 0.5  # after which who waits for a slot looks whether the publisher has been closed
+_FOREVER = 2**64 - 1  # ns
 
 
 # --- what a version is made of ----------------------------------------------------------------
@@ -422,6 +422,8 @@ class Publisher(OfProcess, NotCompared, Closing):
     def _end(self):
         for slot in (*self._free, self._current):
             if slot is not None:
+                with contextlib.suppress(Error):
+                    slot.set._cancel()  # who waits for it in another thread
                 slot.close()
         self._free, self._current = [], None
         self._turn.end()
@@ -653,37 +655,54 @@ class Publisher(OfProcess, NotCompared, Closing):
     def _vacant(self, deadline):
         """Takes a slot that nobody has, or makes one where there are fewer than there may be."""
         self._land(left(deadline))
-        for slot in list(self._free):
-            with contextlib.suppress(TimedOutError):
-                if self._take(slot, 0):
-                    return slot
-        if len(self._free) + (self._current is not None) < self._versions:
-            return self._made()
-        for turn in itertools.count():
-            # The daemon waits for one: where there are more, for each a while.
+        while True:
             with self._state:
                 self._check()
-                slot, rest = self._free[turn % len(self._free)], left(deadline)
-                longest = _LOOK_S if len(self._free) == 1 else _WHILE_S
-            is_last = rest is not None and rest <= longest
-            with contextlib.suppress(*() if is_last else (TimedOutError,)):
-                if self._take(slot, rest if is_last else longest):
-                    return slot
-                return self._made()
+                free = list(self._free)
+                may_make = len(free) + (self._current is not None) < self._versions
+            try:
+                if free:
+                    return self._take(free, 0 if may_make else left(deadline))
+            except TimedOutError:
+                if not may_make:
+                    raise
+            except (InvalidError, LostError):
+                if not self._give_up(free):
+                    raise
+                continue
+            return self._made()
 
-    def _take(self, slot, timeout):
-        """Takes a free slot when nobody has its version. False: it is given up, as it has got another name since, or
-        has not come back from an earlier daemon."""
+    def _take(self, slots, timeout):
+        """Takes the first one of some free slots that nobody has."""
         try:
-            slot.set._vacate((slot.memory,), round(timeout * 1e9))
-            is_there = True
-        except (InvalidError, LostError):
-            slot.close()
-            is_there = False
+            slot = slots[self._wait(slots, timeout)]
+        except (CancelledError, ClosedError):
+            self._check()
+            raise
         with self._state:
             self._check()
             self._free.remove(slot)
-        return is_there
+        return slot
+
+    def _wait(self, slots, timeout):
+        sets, own = (tuple(getattr(slot, what) for slot in slots) for what in ("set", "memory"))
+        return self._client._vacate(sets, own, _FOREVER if timeout is None else min(round(timeout * 1e9), _FOREVER))
+
+    def _give_up(self, slots):
+        """Gives up the slots that have got another name since, or have not come back from an earlier daemon: how many."""
+        given_up = 0
+        for slot in slots:
+            try:
+                self._wait([slot], 0)
+            except TimedOutError:
+                continue
+            except (InvalidError, LostError):
+                with self._state:
+                    self._check()
+                    self._free.remove(slot)
+                slot.close()
+                given_up += 1
+        return given_up
 
     def _made(self):
         """A new slot."""
