@@ -124,8 +124,8 @@ def bench_storage(_folder):
 
 def bench_sending(_folder):
     with caid.LocalDaemon() as daemon:
-        subprocess.run([sys.executable, os.path.join(HERE, "bench_sending.py")], check=True,
-                       env={**os.environ, **daemon.env})
+        for name in "bench_sending.py", "bench_updates.py":
+            subprocess.run([sys.executable, os.path.join(HERE, name)], check=True, env={**os.environ, **daemon.env})
 
 
 def bench_weights(_folder):
