@@ -128,6 +128,7 @@ free_if_over(struct remote *remote)
         return;
     drop_unheard(remote);
     LIST_REMOVE(remote, link);
+    free(remote->versions);
     free(remote);
 }
 

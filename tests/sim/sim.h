@@ -12,6 +12,7 @@
  *     loop.c    what libuv's loop looks at
  *     device.c  what is behind blocks
  *     users.c   who connects, and what they ask for
+ *     versions.c  who publishes versions in turn, and reads them
  *     fair.c    who was served while somebody waited
  *
  * Time is work: a system call costs a microsecond, and a basic block of the daemon's code, which
@@ -106,6 +107,7 @@ struct user {
     uint64_t spent_ns;               /* by the daemon for it */
     uint64_t *since_ns;              /* by it for each user, when this one began to wait */
     bool waits;                      /* something of it is ready */
+    uint64_t generation;             /* of its versions, that it was told of */
     uint64_t *arrays;                /* of its own names, by place: that it was told of, or 0 */
     uint32_t n_hoard;                /* names that it makes beside, on its first connection */
     uint32_t n_hoarded, n_unhoarded; /* that it was told to be there; to have been taken away */
@@ -118,6 +120,7 @@ struct population {
     uint64_t think_ns;                  /* of the quiet, on average */
     bool only_open;                     /* is what they do */
     uint64_t settling_ns;               /* until all have connected; then answers are timed */
+    bool publishes;                     /* each quiet one, on a connection more */
     bool outlives;                      /* they come back when the daemon has been killed */
     uint64_t wait_ns; /* at most, of the quiet for their own, while others' comes back */
     uint32_t n_hoard; /* names of the first greedy one */
@@ -143,6 +146,25 @@ uint32_t users_answered_between(void);
 uint64_t users_p99_ns(void);
 /* The daemon has sent something, or closed. */
 void users_wake(struct remote *remote);
+/* For versions.c; method: enum msg_method. false: the socket takes no more. */
+bool users_request(struct remote *remote, int method, const void *params);
+
+/* ---- versions.c ---- */
+
+struct msg;
+
+void versions_new(struct remote *remote);
+bool versions_ask(struct remote *remote);
+/* false: it was refused something before all is made. */
+bool versions_answered(struct remote *remote, struct msg *reply);
+bool versions_are_made(const struct remote *remote);
+/* Of a publisher, lease and array each, up to 8; and its 2 blocks. */
+uint32_t versions_leases(const struct remote *remote, uint64_t *ret_leases,
+                         uint64_t *ret_blocks);
+/* A reader asks for the current one, and is answered. */
+bool versions_open(struct remote *remote);
+void versions_opened(const struct remote *reader, uint32_t error, uint64_t generation,
+                     uint64_t array);
 
 /* ---- remote.c ---- */
 
@@ -175,7 +197,10 @@ struct remote {
     uint64_t lease, asked_ns;
     bool is_write; /* the lease */
     uint64_t array, block, token[2];
-    bool hoards, asked_all; /* the last request is about all that there is */
+    uint64_t generation;       /* at least, of the version that it has asked for */
+    bool reads;                /* its lease is on that */
+    struct versions *versions; /* that it publishes, or NULL */
+    bool hoards, asked_all;    /* the last request is about all that there is */
     bool killed, comes_back,
         is_half; /* the daemon was; it has a token to say; and nothing more */
     STAILQ_ENTRY(remote) backlog;

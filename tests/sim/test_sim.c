@@ -325,7 +325,7 @@ run_restarts(uint64_t seed)
     h.ends_at_once = false;
     h.max_fds *= 2; /* until all is back a former connection and its successor have their fds */
     h.n_kills = 1 + (uint32_t)sim_random(4);
-    h.population.outlives = true;
+    h.population.outlives = h.population.publishes = true;
     h.population.wait_ns = NSEC_PER_SEC;
     if (h.population.n_users[GREEDY]) /* one connection hoards, in turn with its uid's others */
         h.population.n_hoard = (uint32_t)sim_random(4000) / h.population.n_conns[GREEDY];

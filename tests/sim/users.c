@@ -15,7 +15,9 @@
 #define N_PLACES  16 /* for a request's number to tell of */
 #define HOARDED   (N_NAMES + 1)
 #define LOOKED_UP (N_NAMES + 2) /* its last name so far, which comes back last */
-#define ALL_NS    NSEC_PER_SEC  /* that the quiet wait after a restart for what is about all */
+#define VERSIONS  (N_NAMES + 3)
+#define N_TAKEN   (2 * N_NAMES + 1) /* names that who leaves takes away */
+#define ALL_NS    NSEC_PER_SEC /* that the quiet wait after a restart for what is about all */
 
 enum op {
     OP_PING,
@@ -80,6 +82,16 @@ static bool
 request(struct remote *r, enum msg_method method, const void *params)
 {
     return request_of(r, 0, method, params);
+}
+
+bool
+users_request(struct remote *r, int method, const void *params)
+{
+    bool is_sent = request_of(r, VERSIONS, (enum msg_method)method, params);
+
+    if (method == MSG_VACATE)
+        r->asked_ns = 0; /* it waits for others */
+    return is_sent;
 }
 
 static void
@@ -155,8 +167,15 @@ ask(struct remote *r)
 
     if (r->hoards)
         return hoard(r);
+    if (r->versions)
+        return versions_ask(r);
+    if (r->lease && r->reads && sim_chance(80)) /* it works with the version */
+        return request(r, MSG_PING, &(struct msg_none){});
     if (r->lease)
         close_lease(r);
+    r->reads = false;
+    if (population.publishes && r->kind == QUIET && sim_chance(30))
+        return versions_open(r);
     if (last_hoarded && !loop_is_whole() && r->user->uid % 2 && sim_chance(50))
         return look_up(r);
     switch (op) {
@@ -191,10 +210,28 @@ ask(struct remote *r)
 
 static void leave(struct remote *r);
 
+static void
+resume_versions(struct remote *r)
+{
+    uint64_t leases[8], blocks[2];
+    uint32_t n = versions_leases(r, leases, blocks);
+
+    request(r, MSG_RESUME,
+            &(struct msg_resume_params){
+                .write = {leases, n},
+                .blocks = {blocks, 1 + (blocks[0] != blocks[1])},
+                .done = true,
+            });
+}
+
 /* All that it has is a lease, and the block of that. */
 static void
 resume(struct remote *r)
 {
+    if (r->versions) {
+        resume_versions(r);
+        return;
+    }
     const uint64_t lease[] = {r->lease, r->array};
     const struct msg_u64s leases = {lease, r->lease ? 2 : 0}, none = {0};
 
@@ -224,8 +261,8 @@ take_hello(struct remote *r, struct msg *m)
         memcpy(r->token, result.token.v, sizeof(r->token));
     if (!r->comes_back)
         return;
-    SIM_CHECK(result.resumed || !r->lease, "uid %u had a lease, and is not known",
-              r->user->uid);
+    SIM_CHECK(result.resumed || (!r->lease && !r->versions),
+              "uid %u had a lease, and is not known", r->user->uid);
     if (result.resumed && !r->is_half)
         resume(r);
     r->comes_back = result.resumed;
@@ -269,6 +306,11 @@ take_reply(struct remote *r, struct msg *m)
         take_hello(r, m);
     else if (method == MSG_RESUME)
         take_resume(r, m);
+    if (r->versions && place == VERSIONS) {
+        if (!versions_answered(r, m))
+            leave(r);
+        return;
+    }
     if (!m->error && (method == MSG_CREATE || method == MSG_OPEN)) {
         SIM_CHECK(msg_decode_result(m, MSG_OPEN, &result) == 0, "a reply");
         r->lease = result.arrays[0].lease;
@@ -276,7 +318,10 @@ take_reply(struct remote *r, struct msg *m)
         r->block = result.arrays[0].block;
         r->is_write = method == MSG_CREATE;
     }
-    if (place == LOOKED_UP) {
+    if (place == VERSIONS) {
+        r->reads = !m->error;
+        versions_opened(r, m->error, m->error ? 0 : result.arrays[0].generation, r->array);
+    } else if (place == LOOKED_UP) {
         SIM_CHECK(m->error != PROTO_ERR_NOT_FOUND, "the hoard is lost");
     } else if (place == HOARDED && !m->error) {
         if (method == MSG_CREATE)
@@ -337,8 +382,11 @@ static void
 leave(struct remote *r)
 {
     remote_hangup(r, sim_chance(50) ? 0 : sim_random(EXIT_NS));
-    if (!leaving && !ending)
-        remote_new(r->user, r->kind, on_act, sim_random(RETURN_NS));
+    if (leaving || ending)
+        return;
+    struct remote *next = remote_new(r->user, r->kind, on_act, sim_random(RETURN_NS));
+    if (r->versions)
+        versions_new(next);
 }
 
 /* Who asks for little always says hello. */
@@ -366,7 +414,8 @@ static void
 come_back(struct remote *r)
 {
     r->killed = false;
-    if (!r->token[0] || (!r->hoards && sim_chance(30))) {
+    if (!r->token[0] || (r->versions && !versions_are_made(r)) ||
+        (!r->hoards && sim_chance(30))) {
         leave(r);
         return;
     }
@@ -379,7 +428,7 @@ come_back(struct remote *r)
 static bool
 unhoard(struct remote *r)
 {
-    const uint32_t number = r->n_requests - 2 * N_NAMES;
+    const uint32_t number = r->n_requests - N_TAKEN;
 
     return number <= r->user->n_hoard &&
            request_of(r, HOARDED, MSG_UNLINK,
@@ -392,9 +441,14 @@ static void
 act_leaving(struct remote *r)
 {
     read_all(r);
-    while (r->n_requests < 1 + 2 * N_NAMES) {
+    while (r->n_requests < 1 + N_TAKEN) {
         uint32_t place = r->n_requests % N_NAMES;
         struct msg_name_params params = {.name = names[place]};
+        if (r->n_requests == N_TAKEN) {
+            params.name = MSG_STR("v/");
+            request(r, MSG_UNLINK, &params);
+            break;
+        }
         if (r->n_requests > N_NAMES)
             params.pool = MSG_STR("shared");
         request_of(r, params.pool.p ? 0 : place + 1, MSG_UNLINK, &params);
@@ -446,6 +500,10 @@ on_act(struct event *event)
     else if (r->over) {
         SIM_CHECK(r->user->kind != QUIET || ending, "uid %u is disconnected", r->user->uid);
         leave(r);
+    } else if (leaving && r->versions) {
+        read_all(r);
+        if (!r->n_asked)
+            leave(r);
     } else if (leaving) {
         act_leaving(r);
     } else {
@@ -474,19 +532,22 @@ static void
 add_user(enum kind kind)
 {
     uint32_t n = population.n_conns[kind], n_idle = kind == QUIET ? population.n_idle : 0;
+    bool publishes = kind == QUIET && population.publishes;
     struct user *user = &users[n_users];
 
     *user = (struct user){.uid = USERS_UID + n_users++,
                           .kind = kind,
                           .favourite = favourites[sim_random(ARRAY_SIZE(favourites))],
-                          .n_conns = n + n_idle,
+                          .n_conns = n + n_idle + publishes,
                           .arrays = calloc(N_NAMES, sizeof(uint64_t)),
                           .n_hoard = kind == GREEDY ? population.n_hoard : 0};
     TAILQ_INIT(&user->ready);
     for (uint32_t i = 0; i < user->n_conns; i++) {
-        struct remote *r = remote_new(user, i < n ? kind : DEAD, on_act,
+        struct remote *r = remote_new(user, i < n + publishes ? kind : DEAD, on_act,
                                       sim_random(RETURN_NS + population.settling_ns / 5 * 4));
         r->hoards = i == 0 && user->n_hoard > 0;
+        if (i == 0 && publishes)
+            versions_new(r);
     }
     population.n_hoard -= user->n_hoard; /* the first's alone */
 }
@@ -513,6 +574,14 @@ users_init(const struct population *p)
     fair_init(users, n_users);
 }
 
+/* A publisher that waits goes when its readers have gone. */
+static bool
+goes_later(const struct remote *r)
+{
+    return r->versions && versions_are_made(r) && r->connected && !r->over && !r->killed &&
+           !r->comes_back && r->n_asked;
+}
+
 static void
 leave_all(void)
 {
@@ -520,7 +589,7 @@ leave_all(void)
 
     leaving = true;
     LIST_FOREACH(r, &remotes.all, link)
-        if (!r->exit.run) {
+        if (!r->exit.run && !goes_later(r)) {
             check_wait(r);
             leave(r);
         }
