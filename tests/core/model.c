@@ -338,7 +338,7 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
     case MSG_CREATE: created(m, r, reply); break;
     case MSG_OPEN:
     case MSG_OPEN_COMPANION: opened(m, r, reply); break;
-    case MSG_VACATE: model_vacated(m, r, r->vacates[0].lease); break;
+    case MSG_VACATE: model_vacated(m, r, reply->lease); break;
     case MSG_STAGE: model_staged(m, r); break;
     case MSG_STAGE_PARTS: model_parts_staged(m, r, reply); break;
     case MSG_SEND: model_ticket_add(m, r, (int)r->seen, r->readonly); break;

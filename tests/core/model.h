@@ -26,7 +26,7 @@
 #define M_TORN     16
 #define M_TICKETS  8
 #define M_KEYS     2
-#define M_VACATES  1
+#define M_VACATES  2
 #define M_OWN      4
 #define M_NONE     -1
 #define M_GHOST    -2 /* being created by a client that is going */

@@ -216,7 +216,7 @@ model_step_vacate(struct model *m, int s)
     model_note(m, "slot %d: vacate lease %llu, of %u, %d own%s", s, (unsigned long long)sets[0],
                n, r->n_own, nowait ? ", no wait" : "");
     h_request(&m->h, slot->conn, MSG_VACATE,
-              &(struct msg_vacate_params){.lease = sets[0],
+              &(struct msg_vacate_params){.leases = {sets, n},
                                           .own = {own, (uint32_t)r->n_own},
                                           .timeout_ns = timeout_ns,
                                           .nowait = nowait});

@@ -63,7 +63,8 @@ versions_ask(struct remote *r)
                              &(struct msg_stage_parts_params){set, whole, &member, 1, false});
     case MSG_VACATE:
         return users_request(r, MSG_VACATE,
-                             &(struct msg_vacate_params){.lease = set, .own = {&whole, 1}});
+                             &(struct msg_vacate_params){.leases = {&set, 1},
+                                                         .own = {&whole, 1}});
     case MSG_PUBLISH:
         slot->is_written = false;
         return users_request(r, MSG_PUBLISH,
@@ -96,10 +97,11 @@ note(struct remote *r, struct msg *m)
         struct msg_arrays_result made;
         struct msg_stage_parts_result staged;
         struct msg_publish_result published;
+        struct msg_vacate_result vacated;
     } result;
     enum msg_method method = method_of(r->versions);
 
-    SIM_CHECK(method == MSG_VACATE || msg_decode_result(m, method, &result) == 0, "a reply");
+    SIM_CHECK(msg_decode_result(m, method, &result) == 0, "a reply");
     if (method == MSG_CREATE) {
         uint64_t *lease = slot->leases[r->versions->n_done % 3];
         lease[0] = result.made.arrays[0].lease;
