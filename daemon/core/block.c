@@ -425,6 +425,8 @@ block_unhold(struct core *core, struct hold *hold)
     persist_hold_gone(core, hold);
     block_know_hold(core, hold, false);
     hold_free(hold);
+    if (block->own && LIST_EMPTY(&block->holds))
+        core->devices[block->device].lingering.n_over++; /* drop.h */
     block_settle(core, block);
 }
 

@@ -68,46 +68,61 @@ is_wanted(const struct set *set, uint32_t device, const struct user *user)
     const struct array *array = set->whole->array;
 
     return array->kind != KIND_PINNED &&
-           (device == DROP_DEVICE_ANY || device == array->device) &&
-           (!user || (user == array->charge.user && user == set->user));
+           (device == DROP_DEVICE_ANY ||
+            (device == array->device && user == array->charge.user && user == set->user));
 }
 
-static struct set *
-find(struct core *core, struct pool *pool, uint32_t device, const struct user *user)
+static bool
+is_mapped(const struct set *set)
 {
+    return !LIST_EMPTY(&array_block(set->whole->array)->holds);
+}
+
+static enum drop
+find(struct core *core, struct pool *pool, uint32_t device, const struct user *user,
+     struct set **ret)
+{
+    enum drop found = DROP_NONE;
     struct set *set, *next;
     uint32_t n = 0;
 
     for (set = RB_MIN(droppables, &pool->droppables); set && n++ < PASSED_MAX; set = next) {
         next = RB_NEXT(droppables, &pool->droppables, set);
-        if (is_held(set))
+        if (is_held(set)) {
             set_unlist(set);
-        else if (is_wanted(set, device, user) && !is_in_doubt(core, set) &&
-                 !has_fences(set->whole))
-            return set;
+        } else if (!is_wanted(set, device, user) || is_in_doubt(core, set) ||
+                   has_fences(set->whole)) {
+            continue;
+        } else if (device == DROP_DEVICE_ANY || !is_mapped(set)) {
+            *ret = set;
+            return DROP_DONE;
+        } else {
+            found = DROP_SOON;
+        }
     }
-    return NULL;
+    return found;
 }
 
-bool
+enum drop
 drop_one(struct core *core, struct pool *pool, uint32_t device, const struct user *user)
 {
-    struct set *set = find(core, pool, device, user);
-    struct array *array = set ? set->array : NULL;
     struct lost like = {.why = LOST_DROPPED, .is_set = true};
+    struct set *set;
+    enum drop found = find(core, pool, device, user, &set);
 
-    if (!set)
-        return false;
+    if (found != DROP_DONE)
+        return found;
+    struct array *array = set->array;
     like.id = array->id;
     like.generation = array->generation;
     like.metadata = array_metadata(array);
     like.more = (struct lost_more){set->priority, set->reload_ns, set->bytes};
     if (lost_new(pool, set->user, array_name(array), &like) < 0)
-        return false;
+        return DROP_NONE;
     set->whole->dropped = true;
     linger_drop(core, set->whole->array, true);
     array_unlink(core, array);
-    return true;
+    return DROP_DONE;
 }
 
 int

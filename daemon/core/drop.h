@@ -5,8 +5,9 @@
  * publisher has said of it: who opens it next makes it again.
  *
  * A set is dropped when nobody can reach it, the array whose parts its members are (the whole), or
- * any part of that, but by the set's name: as of a set that is vacated (vacate.h). Holds do not
- * count.
+ * any part of that, but by the set's name: as of a set that is vacated (vacate.h). For a device
+ * that is full nobody may hold its block, either: a client that has it mapped keeps its memory, and
+ * unmaps what it has no lease on by itself, soon.
  *
  * A pool lists the sets that may be idle, those first that are dropped first. One that turns out to
  * be in use leaves the list, until something that used it has gone (whole_touch()): so a search
@@ -25,8 +26,15 @@ struct user;
 
 #define DROP_DEVICE_ANY UINT32_MAX
 
-/* Drops one set of the pool that has memory on a device, or on that device, and is user's, or
- * anybody's (NULL). Its memory is counted as lingering until it is there. false: there is none. */
-bool drop_one(struct core *core, struct pool *pool, uint32_t device, const struct user *user);
+enum drop {
+    DROP_NONE,
+    DROP_SOON, /* one may be, when its block is not held any more: the device's n_over tells */
+    DROP_DONE,
+};
+
+/* Drops one set of the pool: anybody's that has memory on any device (DROP_DEVICE_ANY), or the
+ * user's on that device. Its memory is counted as lingering until it is there. */
+enum drop drop_one(struct core *core, struct pool *pool, uint32_t device,
+                   const struct user *user);
 /* Whether the array is a set that may be published as droppable. REFUSED. */
 int drop_check(const struct array *array, struct refusal *r);

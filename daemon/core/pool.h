@@ -26,7 +26,7 @@ LIST_HEAD(pool_list, pool);
 
 struct lingering {      /* lingering arrays with memory */
     uint64_t n;         /* at present */
-    uint64_t n_over;    /* that have lingered and do so no more, ever */
+    uint64_t n_over;    /* how often one has stopped, or such memory may have come otherwise */
     uint64_t n_dropped; /* of n: those of sets that were dropped */
 };
 

@@ -16,6 +16,8 @@
 #define RETRY_MAX 64 /* tried again in one event */
 #define PATIENCE_NS \
     UINT64_C(1000000000) /* how long a create waits for lingering arrays, in all */
+#define MAPPED_NS \
+    UINT64_C(2000000000) /* and for clients to unmap: they keep small blocks for a second */
 
 int
 waiter_new(struct conn *conn, uint32_t request, struct array *array,
@@ -108,12 +110,14 @@ wait_for_releases(struct core *core, uint32_t device, struct waiter *waiter)
     waiter_put(waiter, &core->devices[device].retries);
 }
 
-/* true: the create waits, since lingering arrays have such memory (and it has not waited too long),
- * or not all is restored. It tries again when some of it is free, or all is restored. */
+/* true: the create waits, since lingering arrays have such memory or it may come otherwise (and it
+ * has not waited too long), or not all is restored. It tries again when some of it is free, or all
+ * is restored. */
 static bool
-wait_for_landing(struct core *core, struct waiter *waiter, const struct lingering *lingering)
+wait_for_landing(struct core *core, struct waiter *waiter, const struct lingering *lingering,
+                 bool may_come)
 {
-    if ((!lingering->n && !core->units) || core->stopping)
+    if ((!lingering->n && !core->units && !may_come) || core->stopping)
         return false;
     if (!waiter->patience_ns && !core->units)
         waiter->patience_ns = core->now_ns + PATIENCE_NS;
@@ -135,15 +139,21 @@ needed(const struct core *core, const struct waiter *waiter)
     return ALIGN_UP(array->span, core->devices[array->device].info.granularity);
 }
 
-/* Drops a set for it, unless one has been whose memory is on its way, and is patient anew. */
-static void
+/* Drops a set for it, unless one has been whose memory is on its way, and is patient anew. Whether
+ * memory may come of it. */
+static bool
 make_room(struct core *core, struct waiter *waiter, const struct lingering *lingering,
-          uint32_t device, const struct user *user)
+          uint32_t device)
 {
-    if (lingering->n_dropped || core->units || core->stopping ||
-        !drop_one(core, waiter->array->pool, device, user))
-        return;
-    waiter->patience_ns = 0;
+    enum drop drop = DROP_NONE;
+
+    if (!lingering->n_dropped && !core->units && !core->stopping)
+        drop = drop_one(core, waiter->array->pool, device, waiter->charge.user);
+    if (drop == DROP_DONE)
+        waiter->patience_ns = 0;
+    else if (drop == DROP_SOON && !waiter->patience_ns)
+        waiter->patience_ns = core->now_ns + MAPPED_NS;
+    return drop != DROP_NONE;
 }
 
 /* Blocks that nobody uses may take up the quota: they go first. So may blocks that nobody will use
@@ -157,9 +167,9 @@ wait_for_quota(struct core *core, struct waiter *waiter)
     /* One round for each device, and one more: else others who fill the pool could make it wait for
      * ever. */
     if (device == core->config.n_devices || waiter->quota_waits > core->config.n_devices) {
-        if (pool->quota && needed(core, waiter) <= pool->quota)
-            make_room(core, waiter, &pool->lingering, DROP_DEVICE_ANY, NULL);
-        return wait_for_landing(core, waiter, &pool->lingering) ? WAITS : REFUSED;
+        bool may_come = pool->quota && needed(core, waiter) <= pool->quota &&
+                        make_room(core, waiter, &pool->lingering, DROP_DEVICE_ANY);
+        return wait_for_landing(core, waiter, &pool->lingering, may_come) ? WAITS : REFUSED;
     }
     waiter->quota_waits++;
     wait_for_releases(core, device, waiter);
@@ -371,9 +381,9 @@ sort_waiter(struct core *core, struct waiter *waiter, uint64_t size,
         waiter_put(waiter, less ? smaller : retries);
         return;
     }
-    if (r->code == PROTO_ERR_NO_MEMORY)
-        make_room(core, waiter, lingering, waiter->array->device, waiter->charge.user);
-    if (r->code != PROTO_ERR_NO_MEMORY || !wait_for_landing(core, waiter, lingering))
+    bool may_come = r->code == PROTO_ERR_NO_MEMORY &&
+                    make_room(core, waiter, lingering, waiter->array->device);
+    if (r->code != PROTO_ERR_NO_MEMORY || !wait_for_landing(core, waiter, lingering, may_come))
         waiter_end(waiter, r);
 }
 

@@ -12,7 +12,7 @@
 static const char metadata[] = "[1]";
 
 struct made {
-    uint64_t conn, whole, set;
+    uint64_t conn, whole, set, block;
 };
 
 /* A set of one part of such a whole, under a name of the pool. */
@@ -24,7 +24,8 @@ make(struct harness *h, uint64_t conn, const char *pool, int64_t bytes)
     const struct msg_member part = {.key = MSG_STR("a"),
                                     .typestr = MSG_STR("|u1"),
                                     .shape = {&n, 1}};
-    struct made made = {.conn = conn, .whole = h_made(h, conn, bytes, params).lease};
+    struct h_reply whole = h_made(h, conn, bytes, params);
+    struct made made = {.conn = conn, .whole = whole.lease, .block = whole.block};
 
     made.set = h_create_now(h, conn, NULL, pool, 0)->lease;
     cr_assert_eq(h_stage_parts(h, conn, made.set, made.whole, &part, 1, false)->error, 0);
@@ -44,15 +45,24 @@ publish(struct harness *h, const struct made *made, const char *name, uint64_t p
                                                    .reload_ns = reload_ns});
 }
 
-static void
-droppable(struct harness *h, uint64_t conn, const char *pool, const char *name, int64_t bytes,
-          uint64_t priority, uint64_t reload_ns)
+/* Nobody has it open, but its maker has it mapped. Returns the block. */
+static uint64_t
+mapped(struct harness *h, uint64_t conn, const char *pool, const char *name, int64_t bytes,
+       uint64_t priority, uint64_t reload_ns)
 {
     struct made made = make(h, conn, pool, bytes);
 
     cr_assert_eq(publish(h, &made, name, priority, reload_ns).error, 0);
     h_close(h, conn, made.set);
     h_close(h, conn, made.whole);
+    return made.block;
+}
+
+static void
+droppable(struct harness *h, uint64_t conn, const char *pool, const char *name, int64_t bytes,
+          uint64_t priority, uint64_t reload_ns)
+{
+    h_forget(h, conn, mapped(h, conn, pool, name, bytes, priority, reload_ns));
 }
 
 /* Asks for memory, and closes it. Returns the error; 0: it was there. */
@@ -63,7 +73,7 @@ ask(struct harness *h, uint64_t conn, const char *pool, int64_t bytes)
         h_create_as(h, conn, bytes,
                     (struct msg_create_params){.pool = msg_str_opt(pool), .exclusive = true});
 
-    for (int i = 0; i < 200 && !reply->seen; i++) {
+    for (int i = 0; i < 300 && !reply->seen; i++) {
         h_finish_all(h);
         h_tick(h, TURN_NS);
     }
@@ -216,6 +226,31 @@ CORE_TEST(drop, only_what_can_be_dropped_whole, NULL)
     h_unlink(h, a, "w", "shared");
     cr_assert_eq(ask(h, a, "shared", 16 * MIB), 0);
     h_unlink(h, a, "s/", "shared");
+}
+
+/* A full device gets nothing from a set whose memory is mapped. */
+CORE_TEST(drop, not_while_somebody_has_it_mapped, NULL)
+{
+    const struct msg_create_params own = {.exclusive = true};
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 1, 1);
+
+    uint64_t block = mapped(h, a, NULL, "s/", 40 * MIB, 0, 5);
+    cr_assert_eq(ask(h, b, NULL, 30 * MIB), PROTO_ERR_NO_MEMORY, "after two seconds");
+    cr_assert(is_there(h, b, NULL, "s/"));
+    const struct h_reply *reply = h_create_as(h, b, 30 * MIB, own);
+    for (int i = 0; i < 5; i++) {
+        h_finish_all(h);
+        h_tick(h, TURN_NS);
+        cr_assert_not(reply->seen);
+    }
+    h_forget(h, a, block);
+    for (int i = 0; i < 5; i++) {
+        h_finish_all(h);
+        h_tick(h, TURN_NS);
+    }
+    cr_assert(reply->seen && !reply->error, "%s", reply->text);
+    cr_assert_not(is_there(h, a, NULL, "s/"));
+    h_unlink(h, a, "s/", NULL);
 }
 
 /* ---- for whom ---- */

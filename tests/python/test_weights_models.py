@@ -42,11 +42,17 @@ def daemon():
         yield d
 
 
-def drop_all(client, pool=None):
+def took_all(client, pool=None):
     """Takes all of a pool's memory, once."""
     client.flush()
-    with client.empty(ROOM * 2 * MIB, "|u1", pool=pool):
-        pass
+    with contextlib.suppress(caid.QuotaError), client.empty(ROOM * 2 * MIB, "|u1", pool=pool):
+        return True
+    return False
+
+
+def drop_all(client, pool=None):
+    """When what others have closed has been given up."""
+    wait_until(lambda: took_all(client, pool))
     client.flush()
 
 
@@ -111,6 +117,7 @@ def test_what_is_loaded_again_is_the_same(client, other, tmp_path, dropped):
         for who in other, client:
             with weights.open("m", client=client) as w:
                 before = contents(w)
+            other.flush()
             drop_all(client)
             assert not is_there(other)
             with weights.open("m", client=who) as w:
@@ -127,6 +134,19 @@ def test_of_two_the_lower_priority_goes_first(client, tmp_path, dropped):
     client.flush()
     with client.empty(2 * (ROOM - 1) * MIB, "|u1"):
         assert is_there(client, "high") and not is_there(client, "low")
+
+
+def test_a_device_that_is_full(tmp_path):
+    """What a process still has mapped is waited for."""
+    paths = [models.write_version(tmp_path / f"{i}", i) for i in range(5)]
+    with caid.LocalDaemon(driver="soft", memory=3 * 2 * MIB) as daemon, daemon.connect() as c, daemon.connect() as other:
+        for i, path in enumerate(paths):
+            weights.load(path, f"m{i}", client=c, keep="droppable")
+        for who, i in (c, 0), (other, 4), (other, 1):
+            assert value_of(who, f"m{i}") == i
+        with weights.open("m2", client=c), weights.open("m3", client=c), weights.open("m4", client=c):
+            with pytest.raises(caid.OutOfMemoryError):
+                weights.open("m0", client=other)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +232,7 @@ def test_a_newer_model_is_not_displaced(client, other, dropped, tmp_path, monkey
             with filled(*args, **kwargs) as loadings:
                 weights.load(newer, "m", client=other, keep=keep)
                 if keep == "droppable":
-                    with contextlib.suppress(caid.QuotaError):
-                        drop_all(other)
+                    took_all(other)
                 yield loadings
 
         monkeypatch.setattr(_load, "filled", lambda *args, keep=None, **kwargs: late(*args, **kwargs))

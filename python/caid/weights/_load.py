@@ -43,11 +43,19 @@ class Loading:
         self._of = {"pool": pool, "device": device, "memory": memory}
         with _telling_who(client, prefix, pool):
             nbytes = max(plan.nbytes + len(self._text), 1)
-            whole = client.empty(nbytes, "|u1", exclusive=True, **self._of)
+            whole = self._memory(nbytes)
         self.whole = stack.enter_context(whole)
         self._stream = None if memory == "pinned" else stack.enter_context(client.stream(device, non_blocking=True))
         self._set = None  # a lease
         self._has_set = True  # a daemon of before has no sets of parts
+
+    def _memory(self, nbytes):
+        """Where there is none, what this process has closed is given up first: models that make room may be among it."""
+        try:
+            return self._client.empty(nbytes, "|u1", exclusive=True, **self._of)
+        except NO_ROOM:
+            self._client.flush()
+            return self._client.empty(nbytes, "|u1", exclusive=True, **self._of)
 
     def _check_number(self):
         n = len(self._plan.parts) + len(self._plan.tied) + bool(self._text)
