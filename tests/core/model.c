@@ -104,7 +104,7 @@ model_settle(struct model *m, struct m_array *array)
             continue;
         struct m_array *member = &m->arrays[array->members[k]];
         member->n_sets--;
-        member->fenced |= array->fenced;
+        member->fenced |= array->fenced || m->returning; /* the core may keep the set */
         model_settle(m, member);
     }
 }
