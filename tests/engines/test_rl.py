@@ -187,6 +187,41 @@ def test_its_own_receiver_takes_private_sockets(server, host):
     assert answers.get(timeout=60) is None and same(got, model(0))
 
 
+def test_a_sender_that_is_gone_is_given_up(client, host):
+    from caid.rl import _wire
+    from caid.rl.checkpoint_engine import Receiver
+
+    with Receiver("actor", client=client, timeout=0.2) as receiver, pytest.raises(TimeoutError, match="no word"):
+        receiver.update_weights_from_ipc({f"GPU-{GPU}": f"ipc://{_wire.folder()}/none.sock"})
+    assert client.list() == []
+
+
+def test_vllms_worker_loads_an_update_into_both_models(server, host, monkeypatch):
+    from vllm.model_executor.model_loader import utils
+
+    from caid.rl.checkpoint_engine import WorkerExtension
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.got = {}
+
+        def load_weights(self, some):
+            self.got.update((key, tensor.clone()) for key, tensor in some)
+
+    class Worker(WorkerExtension):
+        device, model_config = types.SimpleNamespace(index=0), "config"
+        model_runner = types.SimpleNamespace(model=Model(), drafter=types.SimpleNamespace(model=Model()))
+
+    worker, processed = Worker(), []
+    monkeypatch.setattr(utils, "process_weights_after_loading", lambda *these: processed.append(these))
+    addresses, answers = server([model(0)])
+    worker.update_weights_from_ipc(addresses.get(timeout=60))
+    models = worker.model_runner.model, worker.model_runner.drafter.model
+    assert answers.get(timeout=60) is None and all(same(some.got, model(0)) for some in models)
+    assert processed == [(some, "config", worker.device) for some in models]
+
+
 # --- SGLang, by the request that it unpickles -------------------------------------------------
 
 

@@ -129,6 +129,8 @@ def late():
 sender, failure = follow(handle(), None, None, post_hook=late)
 assert repr(failure) == "OSError('late')" and "late" in sender.answers[-1]
 assert type(follow(handle(), None, [one()])[1]) is TypeError
+sender, failure = follow()  # not a word
+assert type(failure) is IndexError and not sender.answers
 """)
 
 

@@ -179,8 +179,9 @@ def receive(
 def follow(socket: Any, device: int, run: Callable[[list], None], post_hook: Callable[[], None] | None) -> None:
     """The protocol, on a socket that is connected. The sender says what lies in the buffer, as often as it likes; None,
     when the buffer is not needed any more; None again, when all receivers are so far; or why it gave up."""
+    first = socket.recv()
     try:
-        buffer = rebuild(loads(socket.recv()), device)
+        buffer = rebuild(loads(first), device)
     except Exception as e:
         _answer(socket, e)
         socket.recv()  # the sender's word that it gives up
