@@ -14,6 +14,7 @@ static const char *const message_ids[] = {
     [AUDIT_LIMIT] = "b6115d3c227d43f395b984be06560d79",
     [AUDIT_CLIENT] = "8342a19159d24058b788522555675589",
     [AUDIT_TICKET] = "1c6b78054d4c4da289b24c83120d4011",
+    [AUDIT_DROP] = "45134b9066654ac3833f81cc1194ee08",
 };
 
 /* Closes the window, if its time is over. */
@@ -94,7 +95,8 @@ audit_log(struct audit *audit, uint64_t now_ms, const struct core_audit *line, c
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    log_write_fields(LOG_LEVEL_NOTICE, fields, "pid %s, uid %s %s", pid, uid, text);
+    log_write_fields(line->kind == AUDIT_DROP ? LOG_LEVEL_INFO : LOG_LEVEL_NOTICE, fields,
+                     "pid %s, uid %s %s", pid, uid, text);
 }
 
 void

@@ -88,6 +88,8 @@ status_table(struct ctl *ctl, const struct caid_status *s)
         table_fact(&table, "drain", "no new arrays, until caidctl drain --undo");
     if (s->contexts > 0)
         table_fact(&table, "contexts", "%" PRIu64 ", for legacy handles", s->contexts);
+    if (s->drops > 0)
+        table_fact(&table, "dropped", "%" PRIu64 " sets, to make room", s->drops);
     if (s->release_errors > 0)
         table_fact(&table, "lost", "%" PRIu64 " blocks that the driver did not take back",
                    s->release_errors);

@@ -149,6 +149,8 @@ pool_table(const struct ctl *ctl, const struct caid_pool *p)
     table_fact(&table, "pool", "%s", p->name);
     table_fact(&table, "owner", "%s, group %s, %s", user, group, mode);
     table_fact(&table, "legacy", "%s", p->legacy ? "yes" : "no");
+    if (p->drops > 0)
+        table_fact(&table, "dropped", "%" PRIu64 " sets, to make room", p->drops);
     table_fact(&table, "memory", "%s of %s, in %" PRIu64 " blocks", used,
                p->quota > 0 ? quota : "what the device has", p->blocks);
     pool_space(ctl, &table, p);

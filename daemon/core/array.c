@@ -186,12 +186,20 @@ array_charge(struct core *core, struct user *user, struct array *array,
 }
 
 void
+array_uncharge_bytes(struct core *core, struct array *array)
+{
+    if (!array->uncharged)
+        user_uncharge(array->charge.user, array_resource(array), array_bytes(core, array));
+    array->uncharged = true;
+}
+
+void
 array_uncharge(struct core *core, struct array *array)
 {
     text_free(TAKE_PTR(array->metadata));
     array_set_name(array, NULL);
     charge_deinit(&array->charge);
-    user_uncharge(array->charge.user, array_resource(array), array_bytes(core, array));
+    array_uncharge_bytes(core, array);
     array_count(core, array, false);
     pool_touch(array->pool);
 }

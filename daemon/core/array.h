@@ -72,6 +72,7 @@ struct array { /* kept small: there may be a million */
     bool record_named : 1; /* its record has a name */
     bool expires : 1;      /* its name has a time to live: in core->expiring */
     bool is_set : 1;       /* has members, and no bytes */
+    bool uncharged : 1;    /* nobody is charged for its bytes any more */
     bool droppable : 1;    /* a set with a name: drop.h */
     int64_t extents[];     /* shape, strides; then typestr, descr and name, each terminated */
 };
@@ -145,6 +146,8 @@ void array_list(struct array *array);
 void array_unlist(struct array *array);
 /* Records what the reply that follows promises (I9). */
 void array_promise(struct core *core, struct array *array);
+/* Undoes the charge for its bytes: the set of its parts is dropped, and it goes soon. */
+void array_uncharge_bytes(struct core *core, struct array *array);
 /* Undoes all charges of the array. */
 void array_uncharge(struct core *core, struct array *array);
 /* Frees the struct, and what is left of a set when the core ends. */

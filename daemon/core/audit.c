@@ -51,6 +51,19 @@ audit_name(struct core *core, const struct conn *conn, enum core_audit_kind kind
 }
 
 void
+audit_drop(struct core *core, const struct conn *conn, const struct array *set, uint64_t bytes)
+{
+    struct core_audit *audit = audit_new(core, AUDIT_DROP, conn->pid, conn->user);
+
+    if (!audit)
+        return;
+    fill_array(audit, set);
+    snprintf(audit->text, sizeof(audit->text),
+             "needs memory: %s of uid %s are dropped from pool \"%s\": %s", SIZE_TEXT(bytes),
+             audit->creator, audit->pool, audit->name);
+}
+
+void
 audit_ticket(struct core *core, const struct ticket *ticket)
 {
     const struct array *array = ticket->lease.array;

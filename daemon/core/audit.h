@@ -16,6 +16,9 @@ struct ticket;
  * has created the array. */
 void audit_name(struct core *core, const struct conn *conn, enum core_audit_kind kind,
                 const char *verb, const struct array *array);
+/* conn needs memory, and the set, of so many bytes, is about to be dropped for it. */
+void audit_drop(struct core *core, const struct conn *conn, const struct array *set,
+                uint64_t bytes);
 /* The ticket has run out. */
 void audit_ticket(struct core *core, const struct ticket *ticket);
 /* Logs the refusal if it is one by a quota or a limit. */

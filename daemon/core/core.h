@@ -308,6 +308,7 @@ enum core_audit_kind {
     AUDIT_LIMIT,   /* a refusal by a quota or limit */
     AUDIT_CLIENT,  /* a connection that the daemon ends */
     AUDIT_TICKET,  /* a ticket that has run out */
+    AUDIT_DROP,    /* a set makes room */
 };
 
 struct core_audit {

@@ -2,6 +2,7 @@
 #include "drop.h"
 
 #include "array.h"
+#include "audit.h"
 #include "linger.h"
 #include "lost.h"
 #include "publish.h"
@@ -68,8 +69,8 @@ is_wanted(const struct set *set, uint32_t device, const struct user *user)
     const struct array *array = set->whole->array;
 
     return array->kind != KIND_PINNED &&
-           (device == DROP_DEVICE_ANY ||
-            (device == array->device && user == array->charge.user && user == set->user));
+           (device == DROP_DEVICE_ANY || device == array->device) &&
+           (!user || (user == array->charge.user && user == set->user));
 }
 
 static bool
@@ -104,7 +105,8 @@ find(struct core *core, struct pool *pool, uint32_t device, const struct user *u
 }
 
 enum drop
-drop_one(struct core *core, struct pool *pool, uint32_t device, const struct user *user)
+drop_one(struct core *core, const struct conn *conn, struct pool *pool, uint32_t device,
+         const struct user *user)
 {
     struct lost like = {.why = LOST_DROPPED, .is_set = true};
     struct set *set;
@@ -119,7 +121,11 @@ drop_one(struct core *core, struct pool *pool, uint32_t device, const struct use
     like.more = (struct lost_more){set->priority, set->reload_ns, set->bytes};
     if (lost_new(pool, set->user, array_name(array), &like) < 0)
         return DROP_NONE;
+    audit_drop(core, conn, array, set->bytes);
+    metrics_count(set->user, COUNT_DROPS, 1);
+    pool->n_drops++;
     set->whole->dropped = true;
+    array_uncharge_bytes(core, set->whole->array);
     linger_drop(core, set->whole->array, true);
     array_unlink(core, array);
     return DROP_DONE;

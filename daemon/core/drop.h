@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 struct array;
+struct conn;
 struct core;
 struct pool;
 struct refusal;
@@ -32,9 +33,10 @@ enum drop {
     DROP_DONE,
 };
 
-/* Drops one set of the pool: anybody's that has memory on any device (DROP_DEVICE_ANY), or the
- * user's on that device. Its memory is counted as lingering until it is there. */
-enum drop drop_one(struct core *core, struct pool *pool, uint32_t device,
-                   const struct user *user);
+/* Drops one set of the pool, for conn, that has memory on any device (DROP_DEVICE_ANY), or on that
+ * device, and is user's, or anybody's (NULL). Nobody is charged for its bytes any more; its memory
+ * is counted as lingering until it is there. */
+enum drop drop_one(struct core *core, const struct conn *conn, struct pool *pool,
+                   uint32_t device, const struct user *user);
 /* Whether the array is a set that may be published as droppable. REFUSED. */
 int drop_check(const struct array *array, struct refusal *r);

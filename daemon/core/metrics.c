@@ -200,6 +200,7 @@ list_pools(struct listing *l, const struct conn *conn, const struct msg_metrics_
         l->from = msg_str_eq(p->pool, pool->name) ? p->from : 0;
         const struct msg_pool record = pool_record(l->core, pool);
         put_pool(l, &record);
+        put(l, "pool_drops_total", NULL, record.drops);
         put_memory(l, pool);
     }
 }

@@ -68,6 +68,7 @@ struct pool {
     struct blocks blocks;         /* all that it is charged for */
     struct spares spares;         /* spare blocks, by device, kind and size */
     struct block_list reserved;   /* reserved blocks that are not doomed, oldest first */
+    uint64_t n_drops;             /* of its sets, ever */
     struct lingering lingering;
     struct doubts doubts; /* of arrays without bytes */
     struct unit *unit;    /* units.h; NULL: the pool is restored */

@@ -180,6 +180,7 @@ HANDLER(on_status)
         .brackets = core->n_brackets,
         .opens = core->counts[COUNT_LEASES],
         .begun = core->counts[COUNT_BRACKETS_BEGUN],
+        .drops = core->counts[COUNT_DROPS],
         .pages = core->n_pages,
         .timelines = core->n_timelines,
         .turn_cpu_ns = figures.turn_cpu_ns,

@@ -4,6 +4,7 @@
  */
 #include "array.h"
 #include "device.h"
+#include "drop.h"
 #include "former.h"
 #include "grant.h"
 #include "lost.h"
@@ -142,6 +143,24 @@ create_again(struct core *core, struct conn *conn, uint32_t id, const struct arr
     return rc;
 }
 
+/* Over its limit of bytes, the user makes room by sets of its own in that pool; by as many as one
+ * event may drop. */
+static int
+create_charged(struct core *core, struct conn *conn, const struct array_request *req,
+               struct array **ret, struct refusal *r)
+{
+    bool fits = req->geometry.span <= user_limit(core, RES_BYTES);
+    int rc = array_new(core, conn, req, ret, r);
+
+    for (uint32_t i = 0;
+         i < core->pieces && fits && !core->units && rc == REFUSED &&
+         r->limit == COUNT_LIMIT_BYTES &&
+         drop_one(core, conn, req->pool, DROP_DEVICE_ANY, conn->user) == DROP_DONE;
+         i++)
+        rc = array_new(core, conn, req, ret, r);
+    return rc;
+}
+
 HANDLER(on_create)
 {
     const struct msg_create_params *p = params;
@@ -156,7 +175,7 @@ HANDLER(on_create)
     if (rc == 0 && done)
         return create_again(core, conn, id, &req, done->generation, r);
     if (rc == 0)
-        rc = array_new(core, conn, &req, &array, r);
+        rc = create_charged(core, conn, &req, &array, r);
     if (rc == 0)
         rc = create_expiry(core, conn, array, p->ttl_ns, r);
     if (rc)

@@ -177,6 +177,7 @@ pool_record(const struct core *core, struct pool *pool)
         .legacy = pool->legacy,
         .names = pool->n_names,
         .arrays = pool->n_arrays,
+        .drops = pool->n_drops,
     };
 
     pool_add_holes(core, pool, &record);

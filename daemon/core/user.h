@@ -48,7 +48,7 @@ enum resource {
 };
 
 /* COUNT(NAME, its name in metrics): events since the start. A bracket whose client has died has
- * begun, and never ends. */
+ * begun, and never ends. A drop is of the user whose set made room. */
 #define COUNTS(COUNT)                             \
     COUNT(CONNECTIONS, "connections_total")       \
     COUNT(DEATHS, "deaths_total")                 \
@@ -60,6 +60,7 @@ enum resource {
     COUNT(FENCES, "fences_total")                 \
     COUNT(WAITS, "waits_total")                   \
     COUNT(WAIT_NS, "wait_ns_total")               \
+    COUNT(DROPS, "drops_total")                   \
     COUNT(TIME_NS, "time_ns_total")
 
 enum count {

@@ -145,10 +145,11 @@ static bool
 make_room(struct core *core, struct waiter *waiter, const struct lingering *lingering,
           uint32_t device)
 {
+    const struct user *user = device == DROP_DEVICE_ANY ? NULL : waiter->charge.user;
     enum drop drop = DROP_NONE;
 
     if (!lingering->n_dropped && !core->units && !core->stopping)
-        drop = drop_one(core, waiter->array->pool, device, waiter->charge.user);
+        drop = drop_one(core, waiter->conn, waiter->array->pool, device, user);
     if (drop == DROP_DONE)
         waiter->patience_ns = 0;
     else if (drop == DROP_SOON && !waiter->patience_ns)

@@ -23,6 +23,7 @@ _HELP = {
     "requests_total": ("method", "Requests that were answered, and notifications"),
     "leases_total": ("kind", "Leases that were given: of arrays that were created, opened, sent and taken"),
     "deaths_total": ("kind", "Clients whose processes exited while they had arrays, pages or brackets"),
+    "drops_total": ("kind", "Sets that were dropped to make room"),
     "fences_total": ("kind", "Brackets that ended with a fence for others to wait for"),
     "wait_ns_total": ("kind", "How long brackets that were let in had waited"),
     "time_ns_total": ("kind", "What the daemon's loop has spent on users"),

@@ -364,7 +364,9 @@ tally_array(const struct core *core, struct tally *t, const struct array *array)
     t->used[RES_NAMES] += array->named;
     t->used[RES_HOST] += array->charge.host + torn;
     t->beyond[RES_HOST] += torn; /* it does not wait for room */
-    t->used[array->kind == KIND_PINNED ? RES_PINNED : RES_BYTES] += array_bytes(core, array);
+    if (!array->uncharged)
+        t->used[array->kind == KIND_PINNED ? RES_PINNED : RES_BYTES] +=
+            array_bytes(core, array);
     if (array->kind != KIND_PINNED)
         t->allocated += array_bytes(core, array);
 }

@@ -255,6 +255,38 @@ CORE_TEST(drop, not_while_somebody_has_it_mapped, NULL)
 
 /* ---- for whom ---- */
 
+static void
+limited(struct core_config *config)
+{
+    config->limits.bytes = 12 * MIB;
+}
+
+/* Over its limit a user makes room by its own sets in that pool, at once, and is charged for these
+ * no more. */
+CORE_TEST(drop, own_for_a_limit, limited)
+{
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 0, 0);
+
+    droppable(h, a, "open", "mine/", 10 * MIB, 0, 5);
+    droppable(h, b, "open", "theirs/", 10 * MIB, 0, 1);
+    droppable(h, a, NULL, "own/", 2 * MIB, 0, 1);
+    cr_assert_eq(ask(h, a, NULL, 12 * MIB), PROTO_ERR_QUOTA, "not of another pool");
+    droppable(h, a, NULL, "own/", 2 * MIB, 0, 1);
+    cr_assert_eq(ask(h, a, "open", 13 * MIB), PROTO_ERR_QUOTA, "never");
+    cr_assert(is_there(h, a, "open", "mine/"));
+    cr_assert_eq(ask(h, a, "open", 4 * MIB), 0);
+    cr_assert_not(is_there(h, a, "open", "mine/"));
+    cr_assert(is_there(h, a, "open", "theirs/"));
+    cr_assert(is_there(h, a, NULL, "own/"));
+    const struct h_reply *reply = h_request(h, b, MSG_STATUS, &(struct msg_none){});
+    cr_assert_eq(reply->status.drops, 2);
+    cr_assert_eq(h->audit.kind, AUDIT_DROP);
+    cr_assert_str_eq(h->audit.name, "mine/");
+    h_unlink(h, a, "mine/", "open");
+    h_unlink(h, b, "theirs/", "open");
+    h_unlink(h, a, "own/", NULL);
+}
+
 /* A full device: of the pool, the user's own. A quota: any in the pool. */
 CORE_TEST(drop, of_others_only_in_a_pool_with_a_quota, NULL)
 {
