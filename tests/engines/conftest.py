@@ -146,3 +146,56 @@ def own(models, tmp_path_factory):
         return known[key]
 
     return tokens
+
+
+class Server:
+    """vLLM's HTTP server, on loopback."""
+
+    def __init__(self, env, log, model, *options):
+        import socket
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.log, env = log, {**os.environ, "VLLM_SERVER_DEV_MODE": "1", **env}
+        with open(log, "w") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--enable-scale-out",
+                 "--enforce-eager", "--skip-tokenizer-init", "--max-model-len", "128", "--dtype", "float32", "--host", "127.0.0.1",
+                 "--port", str(self.port), "--load-format", "caid", *options],
+                env=env, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
+            )
+
+    def ask(self, path, body=None, method="POST"):
+        import urllib.request
+
+        url, data = f"http://127.0.0.1:{self.port}{path}", None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            text = answer.read()
+            return json.loads(text) if text else None
+
+    def wait(self):
+        import time
+
+        while True:
+            try:
+                return self.ask("/health", method="GET")
+            except OSError:
+                assert self.process.poll() is None, self.log.read_text()[-3000:]
+                time.sleep(0.2)
+
+    def tokens(self, prompt=(1, 5, 6, 7), n=24):
+        how = {"max_tokens": n, "temperature": 0, "ignore_eos": True}
+        return self.ask("/inference/v1/generate", {"token_ids": list(prompt), "sampling_params": how})["choices"][0]["token_ids"]
+
+    def end(self):
+        import signal
+
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(60)
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()

@@ -20,6 +20,7 @@ from restarts import Restarts
 from uids import taking
 
 import caid
+import caid.weights
 
 STANDINS = str(pathlib.Path(__file__).parent / "standins")
 
@@ -384,3 +385,85 @@ def test_the_entry_point_never_raises_and_is_told_everywhere(tmp_path):
     told = '[vllm.general_plugins]\ncaid = caid.vllm:register\n'
     assert (tree / "python/entry_points.txt").read_text() == told
     assert '[project.entry-points."vllm.general_plugins"]\ncaid = "caid.vllm:register"\n' in (tree / "pyproject.toml").read_text()
+
+
+UPDATE = """
+step = lambda line: print(line, flush=True)
+tell()
+from caid.vllm import _manifest, _transfer
+settings.load_config = model_loader.LoadConfig("caid", options)
+transfer = _transfer.CaidWeightTransferEngine(None, settings, torch.device("cpu"), model)
+transfer.init_transfer_engine(_transfer.CaidInitInfo("policy"))
+for line in sys.stdin:
+    version, run = line.split()
+    try:
+        transfer.receive_weights(_transfer.CaidUpdateInfo(int(version), run))
+    except (_manifest.UnfitError, caid.StaleError) as e:
+        said.append(str(e))
+    tell()
+"""
+
+
+def test_of_two_engines_one_converts_a_trainers_version(client, engine, model):
+    """And what does not fit leaves both as they were."""
+    folder, later = model(1), model(2)
+    engines = [engine(folder, then=UPDATE) for _ in range(2)]
+    for e in engines:
+        check_right(e.told(), folder)
+    values = numpy.fromfile(later / "model.bin", "f4").reshape(-1, 32)
+    right = {"embed.weight": values[:-96], "layer.weight": values[-96:-64], "attention.rope.cos_sin": values[-64:]}
+
+    def told(version, run):
+        for e in engines:
+            e.process.stdin.write(f"{version} {run}\n")
+            e.process.stdin.flush()
+            yield e.told()
+
+    with caid.weights.publisher("policy", like=right, client=client) as p:
+        p.publish(right)
+        version = p.wait()
+        for one in told(version, "a"):
+            check_right(one, later)
+        for one in told(version + 7, "a"):
+            check_right(one, later)
+            assert "current version" in one["how"]
+    wrong = {**right, "layer.weight": values[:8]}
+    with caid.weights.publisher("policy", like=wrong, client=client) as p:
+        p.publish(wrong)
+        for one in told(p.wait(), "b"):
+            check_right(one, later)
+            assert "does not fit" in one["how"]
+    check_right(engine(folder).told(), folder)  # who has nothing to do with the trainer
+
+
+SLEEP = """
+import caid, numpy
+from caid import weights
+from caid.vllm import _loader, _sleep
+shared = _loader.Shared(caid.connect(), "w", None, {})
+with weights.publisher("w", {"x": ((1 << 20,), "f4")}, client=caid.connect()) as p:
+    p.publish({"x": numpy.arange(1 << 20, dtype="f4")})
+    p.wait()
+    shared.weights = shared.find()
+    tensor = shared.weights.torch()["x"]
+    mapped = lambda: any(int(line.split("-")[0], 16) <= tensor._memory.ctypes.data < int(line.split("-")[1].split()[0], 16)
+                         and line.split()[1].startswith("r") for line in open("/proc/self/maps"))
+    backend = _sleep.CaidBackend()
+    assert mapped()
+    backend.suspend(2)
+    assert not mapped()
+    backend.suspend()
+    backend.resume(["kv_cache"])
+    assert not mapped()
+    backend.resume(["weights"])
+    assert mapped() and tensor._memory[-1] == (1 << 20) - 1
+    backend.resume()
+    assert backend.done == (("suspend", 2), ("suspend", 1), ("resume", ["kv_cache"]), ("resume", ["weights"]), ("resume", None))
+"""
+
+
+def test_weights_are_not_mapped_while_an_engine_sleeps(daemon):
+    env = {**daemon.env, "PYTHONPATH": f"{STANDINS}:{os.environ['PYTHONPATH']}"}
+    child = Child(SLEEP, env)
+    status, errors = child.finish()
+    assert status == 0, errors[-3000:]

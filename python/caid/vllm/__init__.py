@@ -7,8 +7,10 @@ is told to use "caid".
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.util
+import inspect
 import logging
 import sys
 from typing import Any, Callable
@@ -47,16 +49,88 @@ def _enter_loader(loaders):
     loaders.register_model_loader("caid")(Loader)
 
 
+def _enter_transfer(factory):
+    factory.WeightTransferEngineFactory.register_engine("caid", "caid.vllm._transfer", "CaidWeightTransferEngine")
+    factory.WeightTransferTrainerFactory.register_engine(
+        "caid", "caid.vllm._transfer", "CaidTrainerWeightTransferEngine"
+    )
+
+
+def _enter_sleep(backends):
+    backends.SleepModeBackendFactory.register_backend("caid", "caid.vllm._sleep", "CaidBackend")
+
+
+def _enter_core(core):
+    """What is cached of a prompt is of the version that computed it: an engine forgets that with a new one."""
+    ask = core.EngineCore.collective_rpc
+    core.EngineCore._reset_caches  # a vLLM that lacks it is left as it is
+
+    @functools.wraps(ask)
+    def collective_rpc(self, method, *args, **kwargs):
+        results = ask(self, method, *args, **kwargs)
+        config = self.vllm_config.weight_transfer_config
+        by_transfer = method == "update_weights" and config is not None and config.backend == "caid"
+        if by_transfer or (method == "caid_newer" and any(result is not None for result in results)):
+            self._reset_caches()
+        return results
+
+    core.EngineCore.collective_rpc = collective_rpc
+
+
+def _enter_layerwise(layerwise):
+    layerwise.initialize_layerwise_reload = _owning(layerwise.initialize_layerwise_reload)
+
+
+def _enter_inplace(inplace):
+    inplace.reload_weights = _owning(inplace.reload_weights, is_checkpoint_format=False)  # else by the one above
+
+
+def _owning(function, **only):
+    """A function of vLLM's that writes into the tensors of its `model`. They are the model's own then."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def owning(*args, **kwargs):
+        given = signature.bind(*args, **kwargs).arguments
+        if hasattr(given["model"], "caid") and all(given.get(key) == value for key, value in only.items()):
+            from . import _model
+
+            _model.own(given["model"])
+        return function(*args, **kwargs)
+
+    return owning
+
+
 _DOORS: dict[str, Callable[[Any], None]] = {  # by the module of vLLM's that it is in
     "vllm.model_executor.model_loader": _enter_loader,
+    "vllm.distributed.weight_transfer.factory": _enter_transfer,
+    "vllm.device_allocator.sleep_mode_backend": _enter_sleep,
+    "vllm.v1.engine.core": _enter_core,
+    "vllm.model_executor.model_loader.reload.layerwise": _enter_layerwise,
+    "vllm.model_executor.model_loader.reload.inplace": _enter_inplace,
 }
 
 
+_entered: set[str] = set()
+
+
+def __getattr__(name: str) -> Any:
+    """Worker, which imports vLLM."""
+    if name != "Worker":
+        raise AttributeError(name)
+    from ._worker import Worker
+
+    return Worker
+
+
 def _when_imported(module, enter):
-    """Calls enter(module) now, or as soon as the module has been imported."""
+    """Calls enter(module) now, or as soon as the module has been imported; once."""
+    if module in _entered:
+        return
+    _entered.add(module)
     if module in sys.modules:
         enter(sys.modules[module])
-    elif not any(isinstance(finder, _Waiting) and finder.name == module for finder in sys.meta_path):
+    else:
         sys.meta_path.insert(0, _Waiting(module, enter))
 
 

@@ -15,6 +15,7 @@ import platform
 import re
 import time
 from typing import Any
+from weakref import WeakSet
 
 import numpy
 import torch
@@ -46,6 +47,8 @@ logger = init_logger("vllm.caid")
 _FLAGS = ("has_own_lm_head", "has_own_embed_tokens")  # that load_weights() of a draft model sets
 _TIMEOUT_S = 300.0
 
+alive: WeakSet[Shared] = WeakSet()  # of models of this process
+
 
 class Options:
     """What ``--model-loader-extra-config`` says to caid; the rest is for vLLM's loader."""
@@ -69,27 +72,36 @@ class Shared:
     def __init__(self, client: caid.Client, name: str, pool: str | None, facts: dict[str, Any]):
         self.client, self.name, self.pool, self.facts = client, name, pool, facts
         self.weights: weights.Weights | None = None  # the version whose tensors the model has
+        self.owns_buffers = False  # vLLM writes into them as it wakes
+        alive.add(self)
 
-    def find(self) -> weights.Weights | None:
-        """The current version, opened; None where there is none."""
+    def find(self, client: caid.Client | None = None) -> weights.Weights | None:
+        """The current version, opened, by another client if one is given; None where there is none."""
         try:
-            return weights.open(self.name, pool=self.pool, client=self.client)
+            return weights.open(self.name, pool=self.pool, client=client or self.client)
         except NotFoundError:
             return None
 
     def read(self, opened: weights.Weights) -> tuple[_manifest.Manifest, dict[str, torch.Tensor]]:
         """The manifest and the tensors of a version, checked."""
-        if _manifest.MEMBER not in opened:
-            raise UnfitError(f"{self.name} has no manifest: no engine has published it")
-        with opened[_manifest.MEMBER] as array:
-            text = array.copy_to_host().tobytes()
-        manifest = _manifest.decode(text, opened._set._entries())
+        manifest = self._manifest(opened)
         differs = _manifest.differences(manifest, self.facts)
         if differs:
             raise UnfitError(f"{self.name} is of another model or engine: {', '.join(differs)}")
         tensors = opened.torch()
         del tensors[_manifest.MEMBER]
         return manifest, tensors
+
+    def differences(self, opened: weights.Weights) -> list[str]:
+        """The facts by which a version is another one than this is to be."""
+        return _manifest.differences(self._manifest(opened), self.facts)
+
+    def _manifest(self, opened):
+        if _manifest.MEMBER not in opened:
+            raise UnfitError(f"{self.name} has no manifest: no engine has published it")
+        with opened[_manifest.MEMBER] as array:
+            text = array.copy_to_host().tobytes()
+        return _manifest.decode(text, opened._set._entries())
 
     def keep(self, model: torch.nn.Module, opened: weights.Weights, how: str, began: float) -> torch.nn.Module:
         """The model, which has a version from now on."""
@@ -99,14 +111,15 @@ class Shared:
         logger.info("caid: %s %s@%d in %.3f s", how, self.name, opened.version, seconds)
         return model
 
-    def publish(self, model: torch.nn.Module) -> int:
+    def publish(self, model: torch.nn.Module, in_one_block: bool = False) -> int:
         """Publishes what a model has, and returns the version. On a GPU the model's tensors are made in caid's memory
-        before (memory()), and nothing is copied."""
+        before (memory()), and nothing is copied; in one block, all is, and versions can take each other's place."""
         manifest = _model.described(model, self.facts, _FLAGS)
         tensors = {name: tensor.data for name, (_, tensor) in _model.named(model)[0].items() if tensor.numel()}
         text = _manifest.encode(manifest)
-        if all(tensor.device.type == "cpu" for tensor in tensors.values()):
-            return self._publish_on_host(tensors, text)
+        on_host = all(tensor.device.type == "cpu" for tensor in tensors.values())
+        if on_host or in_one_block:
+            return self._publish_copies(tensors, text, on_host)
         from ..weights import _torch
 
         with self.memory():
@@ -131,8 +144,8 @@ class Shared:
         except torch.OutOfMemoryError as e:
             raise caid.torch.last_error() or e from None
 
-    def _publish_on_host(self, tensors, text):
-        """Copies tensors into one block of page-locked memory, in C order, and publishes them as its parts."""
+    def _publish_copies(self, tensors, text, on_host):
+        """Copies tensors into one block, in C order, and publishes them as its parts. On the host it is page-locked."""
         elements = _torch_types.elements(torch)
         places, members, end = {}, [], 0
         for name, tensor in (*tensors.items(), (_manifest.MEMBER, torch.frombuffer(bytearray(text), dtype=torch.uint8))):
@@ -142,10 +155,13 @@ class Shared:
                 end = _plan.aligned(end + tensor.nbytes)
             element = elements[tensor.dtype]
             members.append((name, places[identity][0], element.type_name, element.descr, tuple(tensor.shape), None))
-        with self.client.empty(end, "|u1", memory="pinned", exclusive=True, pool=self.pool) as whole:
-            raw = torch.from_numpy(numpy.asarray(whole))
+        where = {"memory": "pinned"} if on_host else {"device": _device()["uuid"]}
+        with self.client.empty(end, "|u1", exclusive=True, pool=self.pool, **where) as whole:
+            raw = torch.from_numpy(numpy.asarray(whole)) if on_host else torch.from_dlpack(whole)
             for at, tensor in places.values():
                 raw[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            if not on_host:
+                torch.cuda.current_stream().synchronize()
             del raw
             with contextlib.closing(self.client._set_create(whole._memory, tuple(members))) as made:
                 return made.publish(f"{self.name}/", _metadata.encode({"metadata": None}), 0, False, None, 0)
@@ -171,6 +187,7 @@ class CaidModelLoader(DefaultModelLoader):
         extra = dict(load_config.model_loader_extra_config or {})
         self.options = Options(extra)
         self._is_shared = False  # during a load whose outcome is shared
+        self._weights: dict[str, torch.Tensor] | None = None  # during one that is not from files
         super().__init__(dataclasses.replace(load_config, load_format="auto", model_loader_extra_config=extra))
         if vllm.__version__.split("+")[0].rpartition(".")[0] != VLLM:
             logger.warning("caid: caid.vllm is made for vLLM %s, and may not fit %s", VLLM, vllm.__version__)
@@ -178,8 +195,15 @@ class CaidModelLoader(DefaultModelLoader):
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
         """A model whose weights are those of all engines with its key; or, where that cannot be, of its own."""
         registered = _Registered(vllm_config.compilation_config)
+        sleeps = getattr(model_config, "enable_sleep_mode", False) and model_config.sleep_mode_backend == "caid"
         try:
-            return self._load(self.shared(vllm_config, model_config, prefix), vllm_config, model_config, prefix)
+            if sleeps and model_config.sleep_preserve_parameter_names:
+                raise UnfitError("vLLM would write into shared weights: sleep_preserve_parameter_names")
+            model = self._load(self.shared(vllm_config, model_config, prefix), vllm_config, model_config, prefix)
+            if sleeps and hasattr(model, "caid"):
+                model.caid.owns_buffers = True
+                _model.own(model, _model.BUFFERS)
+            return model
         except (UnfitError, Error) as e:
             if not self.options.fallback:
                 raise
@@ -201,8 +225,11 @@ class CaidModelLoader(DefaultModelLoader):
             return 0
 
     def get_all_weights(self, model_config: Any, model: torch.nn.Module):
-        """As vLLM's. It asks for them to write them into the tensors of the model, which then are its own."""
-        if hasattr(model, "caid"):
+        """As vLLM's, of the files, or of a version of a trainer's."""
+        if self._weights is not None:
+            self.counter_before_loading_weights = time.perf_counter()
+            return iter(self._weights.items())
+        if hasattr(model, "caid"):  # vLLM asks for them to write them into the tensors of the model
             _model.own(model)
         return super().get_all_weights(model_config, model)
 
@@ -273,6 +300,32 @@ class CaidModelLoader(DefaultModelLoader):
             self._is_shared = False
         return shared.keep(model.eval(), opened, "mapped", began)
 
+    def convert(self, shared: Shared, vllm_config: Any, model_config: Any, given: dict[str, torch.Tensor]) -> None:
+        """Publishes what vLLM makes of a checkpoint's tensors, in a model that is made for it."""
+        registered = _Registered(vllm_config.compilation_config)
+        registered.clear()
+        self._is_shared, self._weights = True, given
+        try:
+            model = super().load_model(vllm_config, model_config)
+            _check(model)
+            _plain(model)
+            shared.publish(model, in_one_block=True)
+        except Exception as e:  # vLLM's ways to say that something does not fit are many
+            raise UnfitError(f"{shared.name}: the version does not fit this model: {type(e).__name__}: {e}") from e
+        finally:
+            self._is_shared, self._weights = False, None
+            registered.restore()
+
+    def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+        """As vLLM's, which does not miss what a trainer leaves out."""
+        if self._weights is None:
+            return super().load_weights(model, model_config)
+        loaded = model.load_weights(self.get_all_weights(model_config, model))
+        if loaded is not None and model_config.quantization is None:
+            missing = [name for name, _ in model.named_parameters() if name not in loaded]
+            if missing:
+                raise UnfitError(f"nothing is given for {_manifest._some(missing)}")
+
     def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
         """As vLLM's. Of a model that is shared, a CPU computes with the weights as they are: vLLM would else pack
         them into memory of each process."""
@@ -302,6 +355,12 @@ class _Registered:
         self._dicts = config.static_forward_context, _ROPE_DICT
         self._before = [dict(known) for known in self._dicts]
         self._list, self._listed = config.static_all_moe_layers, [*config.static_all_moe_layers]
+
+    def clear(self):
+        """For a model beside the one that is there."""
+        for known in self._dicts:
+            known.clear()
+        self._list.clear()
 
     def restore(self):
         for known, before in zip(self._dicts, self._before):

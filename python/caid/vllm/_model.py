@@ -13,6 +13,7 @@ from torch import nn
 from .._interfaces import _torch_types
 from ._manifest import BUFFER, PARAMETER, TRANSIENT, Manifest, Tensor, UnfitError, _some
 
+BUFFERS = BUFFER, TRANSIENT
 SMALL = 4096  # bytes of a buffer that each process has for itself: vLLM fills some in place, scales of attention
 
 
@@ -131,6 +132,15 @@ def settle(model: nn.Module, manifest: Manifest) -> None:
 def swap(model: nn.Module, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> None:
     """Between two steps: the tensors of another version in the place of those that the model has, which keep their
     objects. UnfitError, before anything is changed: they do not fit. Small buffers and aliases follow."""
+    check(model, manifest)
+    have = named(model)[0]
+    for name, told in manifest.tensors.items():
+        if name in tensors:
+            have[name][1].data = _placed(told, tensors[name], tensors)
+
+
+def check(model: nn.Module, manifest: Manifest) -> None:
+    """UnfitError: a version has other tensors than the model."""
     have, elements = named(model)[0], _torch_types.elements(torch)
     misfits = [f"{name}: the model has none" for name in manifest.tensors.keys() - have.keys()]
     misfits += [f"{name}: the version has none" for name in have.keys() - manifest.tensors.keys()]
@@ -141,12 +151,10 @@ def swap(model: nn.Module, manifest: Manifest, tensors: dict[str, torch.Tensor])
             misfits.append(f"{name}: {here[0]} {here[1]}, and {told.typestr} {told.shape} in the version")
     if misfits:
         raise UnfitError(f"the version does not fit this model: {_some(misfits)}")
-    for name, told in manifest.tensors.items():
-        if name in tensors:
-            have[name][1].data = _placed(told, tensors[name], tensors)
 
 
-def own(model: nn.Module) -> None:
+def own(model: nn.Module, kinds: tuple[str, ...] = (PARAMETER, BUFFER, TRANSIENT)) -> None:
     """Gives a model copies of its tensors, for an update in place: what it has is other engines', too."""
-    for _, tensor in named(model)[0].values():
-        tensor.data = tensor.data.clone()
+    for kind, tensor in named(model)[0].values():
+        if kind in kinds:
+            tensor.data = tensor.data.clone()

@@ -3,6 +3,7 @@
 `./dev engines` looks at, and one small model. It also runs with real PyTorch, on a GPU."""
 
 import contextlib
+import dataclasses
 import logging
 import sys
 import types
@@ -65,6 +66,42 @@ def set_default_torch_dtype(dtype):
     torch.set_default_dtype(before)
 
 
+class CuMemBackend:
+    done = ()
+
+    def suspend(self, level=1):
+        self.done += (("suspend", level),)
+
+    def resume(self, tags=None):
+        self.done += (("resume", tags),)
+
+
+class SleepModeBackendFactory:
+    known: dict = {}
+
+    @classmethod
+    def register_backend(cls, name, module_path, class_name):
+        cls.known[name] = module_path, class_name
+
+
+class WeightTransferEngine:
+    def __class_getitem__(cls, of):
+        return cls
+
+    def __init__(self, config, vllm_config, device, model):
+        self.vllm_config, self.model_config, self.model = vllm_config, vllm_config.model_config, model
+
+
+class TrainerWeightTransferEngine(WeightTransferEngine):
+    def __init__(self, *, client, source=None, is_sender=True):
+        self.client, self.source, self.is_sender = client, source, is_sender
+
+
+@dataclasses.dataclass
+class TrainerInitInfo:
+    rank: int = dataclasses.field(kw_only=True)
+
+
 def get_tp_group():
     return types.SimpleNamespace(rank_in_group=0, world_size=1)
 
@@ -79,6 +116,16 @@ _module("distributed")
 _module(
     "distributed.parallel_state",
     get_tp_group=get_tp_group, get_pp_group=get_tp_group, get_dp_group=get_tp_group, get_pcp_group=get_tp_group,
+)
+_module("distributed.weight_transfer")
+_module(
+    "distributed.weight_transfer.base",
+    TrainerInitInfo=TrainerInitInfo, TrainerWeightTransferEngine=TrainerWeightTransferEngine,
+    WeightTransferEngine=WeightTransferEngine, WeightTransferInitInfo=object, WeightTransferUpdateInfo=object,
+)
+_module("device_allocator")
+_module(
+    "device_allocator.sleep_mode_backend", CuMemBackend=CuMemBackend, SleepModeBackendFactory=SleepModeBackendFactory
 )
 _module("utils")
 _module("utils.torch_utils", set_default_torch_dtype=set_default_torch_dtype)

@@ -68,7 +68,7 @@ class Model(torch.nn.Module):
             module = self
             for part in path:
                 module = getattr(module, part)
-            getattr(module, leaf).copy_(torch.from_numpy(values))
+            getattr(module, leaf).copy_(values if isinstance(values, torch.Tensor) else torch.from_numpy(values))
 
 
 def initialize_model(vllm_config, *, prefix="", model_class=None, model_config=None):
