@@ -145,11 +145,15 @@ def current(client):
 def test_updates_of_a_parameter_server_become_versions(client, server, receiver):
     updates = [model(seed) for seed in range(3)]
     addresses, answers = server(updates)
+    sockets = []
     for number, tensors in enumerate(updates, 1):
-        assert receiver.update_weights_from_ipc(addresses.get(timeout=60), metadata=number) == number
+        there = addresses.get(timeout=60)
+        sockets += [address[len("ipc://") :] for address in there.values()]
+        assert receiver.update_weights_from_ipc(there, metadata=number) == number
         assert answers.get(timeout=60) is None
         version, metadata, there = current(client)
         assert version == metadata == number and same(there, tensors)
+    assert not any(map(os.path.exists, sockets[:-1]))
 
 
 def test_an_update_that_does_not_fit_is_refused_and_told(client, server, receiver):

@@ -8,6 +8,7 @@ its own does, and one that publishes them for all engines of the machine.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -169,8 +170,12 @@ def _bind(server):
         return f"ipc://{here}/{uuid}-{program}-{server._zmq_addr_counter}.sock"
 
     addresses = [(uuid, address(uuid)) for uuid in server._global_device_uuids]
+    own = address(server._device_uuid)
+    with contextlib.suppress(AttributeError, FileNotFoundError):
+        os.unlink(server._caid_bound)  # of the update before: ZeroMQ leaves it
     socket = server._zmq_ctx.socket(zmq.REQ)
-    socket.bind(address(server._device_uuid))
+    socket.bind(own)
+    server._caid_bound = own[len("ipc://") :]
     server._zmq_addr_counter += 1
     return socket, addresses
 
