@@ -155,7 +155,7 @@ class Shared:
                 end = _plan.aligned(end + tensor.nbytes)
             element = elements[tensor.dtype]
             members.append((name, places[identity][0], element.type_name, element.descr, tuple(tensor.shape), None))
-        where = {"memory": "pinned"} if on_host else {"device": _device()["uuid"]}
+        where = {"memory": "pinned"} if on_host else {"device": f"GPU-{_device()['uuid']}"}
         with self.client.empty(end, "|u1", exclusive=True, pool=self.pool, **where) as whole:
             raw = torch.from_numpy(numpy.asarray(whole)) if on_host else torch.from_dlpack(whole)
             for at, tensor in places.values():
