@@ -132,7 +132,7 @@ drop_one(struct core *core, const struct conn *conn, struct pool *pool, uint32_t
 }
 
 int
-drop_check(const struct array *array, struct refusal *r)
+drop_check(const struct array *array, const struct user *user, struct refusal *r)
 {
     const struct whole *whole = array->is_set && set_layout(array) ? array->set->whole : NULL;
 
@@ -140,5 +140,8 @@ drop_check(const struct array *array, struct refusal *r)
         return refuse(r, PROTO_ERR_INVALID,
                       "only a set is droppable whose members are all parts of one array, which "
                       "have no names and are in no other set, all of one creator");
+    if (array->set->user != user)
+        return refuse(r, PROTO_ERR_PERMISSION, "a set is made droppable by its creator, uid %u",
+                      (unsigned int)array->set->user->uid);
     return 0;
 }

@@ -38,5 +38,6 @@ enum drop {
  * is counted as lingering until it is there. */
 enum drop drop_one(struct core *core, const struct conn *conn, struct pool *pool,
                    uint32_t device, const struct user *user);
-/* Whether the array is a set that may be published as droppable. REFUSED. */
-int drop_check(const struct array *array, struct refusal *r);
+/* Whether the array is a set that a user may publish as droppable. REFUSED. The record of what is
+ * dropped tells the creator's processes how to bring it back: nobody else may write that. */
+int drop_check(const struct array *array, const struct user *user, struct refusal *r);

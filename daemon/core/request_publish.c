@@ -50,7 +50,7 @@ publish_check(const struct msg_publish_params *p, struct conn *conn,
     if (lease->array->is_companion)
         return refuse(r, PROTO_ERR_INVALID, "the array is the companion of another one");
     if ((companion && companion_check(lease->array, companion, r)) ||
-        (p->droppable && drop_check(lease->array, r)))
+        (p->droppable && drop_check(lease->array, conn->user, r)))
         return REFUSED;
     *req = (struct publish_request){
         .name = p->name,

@@ -228,6 +228,20 @@ CORE_TEST(drop, only_what_can_be_dropped_whole, NULL)
     h_unlink(h, a, "s/", "shared");
 }
 
+/* The record of what is dropped has the creator's uid, and what it says is believed as his. */
+CORE_TEST(drop, by_its_creators_word_alone, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 1000, 10);
+
+    droppable(h, a, "shared", "s/", 10 * MIB, 0, 5);
+    struct made theirs = {.conn = b, .set = h_open(h, b, "s/", "shared", "r")->lease};
+    cr_assert_eq(publish(h, &theirs, "s/", 0, 5).error, PROTO_ERR_PERMISSION);
+    cr_assert_eq(publish(h, &theirs, "t/", 0, 5).error, PROTO_ERR_PERMISSION);
+    h_close(h, b, theirs.set);
+    cr_assert(is_there(h, b, "shared", "s/"));
+    h_unlink(h, a, "s/", "shared");
+}
+
 /* A full device gets nothing from a set whose memory is mapped. */
 CORE_TEST(drop, not_while_somebody_has_it_mapped, NULL)
 {
