@@ -123,6 +123,9 @@ def fail(_):
 sender, failure = follow(handle(), [one()], RuntimeError("others failed"), run=fail)
 assert repr(failure) == "RuntimeError('others failed')" and repr(failure.__cause__) == "OSError('no room')"
 assert "no room" in sender.answers[1]
+ends = []
+sender, failure = follow(handle(), [one()], None, None, run=fail, post_hook=lambda: ends.append(1))  # it has not looked
+assert repr(failure) == "OSError('no room')" and "no room" in sender.answers[-1] and not ends and not sender.messages
 def late():
     raise OSError("late")
 
