@@ -10,6 +10,7 @@ process's own user: another's could name a file that he may not read, for others
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import errno
 import hashlib
@@ -111,12 +112,21 @@ def reopen(client, name: str, mode, pool, timeout: float | None, path: Any):
 
 
 async def async_reopen(client, name: str, mode, pool, timeout: float | None, path: Any):
-    """reopen() in a thread. A task that is cancelled meanwhile leaves the load, and what it opens is closed."""
-    work = asyncio.ensure_future(asyncio.to_thread(reopen, client, name, mode, pool, timeout, path))
+    """reopen() in a thread. A task that is cancelled meanwhile leaves the load, and what it opens is closed, also where
+    its loop ends before."""
+    done: concurrent.futures.Future = concurrent.futures.Future()
+
+    def work():
+        try:
+            done.set_result(reopen(client, name, mode, pool, timeout, path))
+        except BaseException as e:
+            done.set_exception(e)
+
+    asyncio.get_running_loop().run_in_executor(None, work)
     try:
-        return await asyncio.shield(work)
+        return await asyncio.shield(asyncio.wrap_future(done))
     except asyncio.CancelledError:
-        work.add_done_callback(lambda done: done.exception() or done.result().close())
+        done.add_done_callback(lambda done: done.exception() or done.result().close())
         raise
 
 
@@ -156,9 +166,10 @@ def _record(client, name, pool):
 
 
 def _own_uid(client, pool):
-    """This process's user, as the daemon knows him: user namespaces have other numbers."""
-    with client.empty(0, "|u1", pool=pool) as array:
-        return array.uid
+    """This process's user, as the daemon knows him: user namespaces have other numbers. None: he has that of all users
+    whom a namespace does not know."""
+    with client.empty(0, "|u1", pool=pool) as array, open("/proc/sys/kernel/overflowuid") as file:
+        return None if array.uid == int(file.read()) else array.uid
 
 
 def _refusal(name, why):
