@@ -298,6 +298,15 @@ def test_what_another_program_has_published_is_checked(client, engine, model):
 def test_an_update_of_vllms_own_in_place_gets_tensors_of_its_own(client, engine, model):
     folder = model(1)
     first = engine(folder, then="""
+from caid.vllm import _model
+before = {name: t[1].data_ptr() for name, t in _model.named(model)[0].items()}
+model.caid.in_graphs = True  # as on a GPU without --enforce-eager
+try:
+    loader.get_all_weights(config, model)
+except _model.UnfitError as e:
+    assert "--enforce-eager" in str(e)
+assert before == {name: t[1].data_ptr() for name, t in _model.named(model)[0].items()}
+model.caid.in_graphs = False
 list(model.load_weights(loader.get_all_weights(config, model)) or ())
 tell()
 """)
@@ -458,6 +467,17 @@ with weights.publisher("w", {"x": ((1 << 20,), "f4")}, client=caid.connect()) as
     backend.resume(["weights"])
     assert mapped() and tensor._memory[-1] == (1 << 20) - 1
     backend.resume()
+    other = _loader.Shared(shared.client, "v", None, {})
+    class Fails:
+        def unmap(self):
+            assert not mapped()
+            raise caid.InvalidError(22, "it is open")
+    _loader.alive = [shared, other]
+    other.weights = Fails()
+    try:
+        backend.suspend()
+    except caid.InvalidError:
+        assert mapped() and not backend._unmapped  # the engine goes on
     assert backend.done == (("suspend", 2), ("suspend", 1), ("resume", ["kv_cache"]), ("resume", ["weights"]), ("resume", None))
 """
 

@@ -135,13 +135,14 @@ class WorkerExtension:
 
         drafter = getattr(getattr(self.model_runner, "drafter", None), "model", None)
         models = [model for model in (self.model_runner.model, drafter) if model is not None]
-        for model in models:
-            if hasattr(model, "caid"):  # its tensors are other engines', too
-                from ..vllm import _model
-
-                _model.own(model)
+        shared = [model for model in models if hasattr(model, "caid")]
 
         def run(tensors):
+            while shared:  # its tensors are other engines', too
+                from ..vllm import _model
+
+                _model.own(shared[-1])
+                shared.pop()
             for model in models:
                 model.load_weights(tensors)
 

@@ -73,6 +73,7 @@ class Shared:
         self.client, self.name, self.pool, self.facts = client, name, pool, facts
         self.weights: weights.Weights | None = None  # the version whose tensors the model has
         self.owns_buffers = False  # vLLM writes into them as it wakes
+        self.in_graphs = False  # graphs are captured over the addresses
         alive.add(self)
 
     def find(self, client: caid.Client | None = None) -> weights.Weights | None:
@@ -200,9 +201,11 @@ class CaidModelLoader(DefaultModelLoader):
             if sleeps and model_config.sleep_preserve_parameter_names:
                 raise UnfitError("vLLM would write into shared weights: sleep_preserve_parameter_names")
             model = self._load(self.shared(vllm_config, model_config, prefix), vllm_config, model_config, prefix)
-            if sleeps and hasattr(model, "caid"):
-                model.caid.owns_buffers = True
-                _model.own(model, _model.BUFFERS)
+            if hasattr(model, "caid"):
+                model.caid.in_graphs = torch.cuda.is_available() and not getattr(model_config, "enforce_eager", False)
+                model.caid.owns_buffers = sleeps
+                if sleeps:
+                    _model.own(model, _model.BUFFERS)
             return model
         except (UnfitError, Error) as e:
             if not self.options.fallback:

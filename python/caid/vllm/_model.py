@@ -154,7 +154,10 @@ def check(model: nn.Module, manifest: Manifest) -> None:
 
 
 def own(model: nn.Module, kinds: tuple[str, ...] = (PARAMETER, BUFFER, TRANSIENT)) -> None:
-    """Gives a model copies of its tensors, for an update in place: what it has is other engines', too."""
+    """Gives a model copies of its tensors, for an update in place: what it has is other engines', too. UnfitError: graphs
+    would go on with what it had."""
+    if PARAMETER in kinds and model.caid.in_graphs:
+        raise UnfitError("graphs were captured over shared weights, which this update would write to: use --enforce-eager")
     for kind, tensor in named(model)[0].values():
         if kind in kinds:
             tensor.data = tensor.data.clone()

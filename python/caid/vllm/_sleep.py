@@ -20,15 +20,22 @@ class CaidBackend(CuMemBackend):
         self._unmapped = []  # Weights
 
     def suspend(self, level: int = 1) -> None:
-        for weights in [shared.weights for shared in _loader.alive if shared.weights is not None]:
-            if weights not in self._unmapped:
-                weights.unmap()
-                self._unmapped.append(weights)
+        try:
+            for weights in [shared.weights for shared in _loader.alive if shared.weights is not None]:
+                if all(weights is not one for one in self._unmapped):
+                    weights.unmap()
+                    self._unmapped.append(weights)
+        except BaseException:
+            self._map()  # the engine goes on
+            raise
         super().suspend(level)
 
     def resume(self, tags: list[str] | None = None) -> None:
         if tags is None or "weights" in tags:
-            while self._unmapped:
-                self._unmapped[-1].map()
-                self._unmapped.pop()
+            self._map()
         super().resume(tags)
+
+    def _map(self):
+        while self._unmapped:
+            self._unmapped[-1].map()
+            self._unmapped.pop()

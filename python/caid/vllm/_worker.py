@@ -20,10 +20,11 @@ def adopt(model, shared, other=None) -> None:
             raise UnfitError(f"{shared.name} has been taken away")
         with _loader._closed_on_error(opened):
             _model.swap(model, *shared.read(opened))
-        shared.owns_buffers = old.owns_buffers
+        shared.owns_buffers, shared.in_graphs = old.owns_buffers, old.in_graphs
         if shared.owns_buffers:
             _model.own(model, _model.BUFFERS)
-        before, shared.weights, model.caid = old.weights, opened, shared
+        before, old.weights = old.weights, None  # of which no backend has to take care
+        shared.weights, model.caid = opened, shared
         before.close()
         return
     if old is not shared:
