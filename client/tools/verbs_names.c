@@ -26,7 +26,9 @@ verb_list(struct ctl *ctl, int argc, char **argv)
     json_object(&ctl->out, NULL);
     return report_end(ctl,
                       ctl->lost ? report_query(ctl, "lost",
-                                               "pool name generation uid=USER why *", &table)
+                                               "pool name generation uid=USER why dropped= "
+                                               "metadata= priority= reload_ns= bytes= *",
+                                               &table)
                                 : report_entries(ctl, &table),
                       &table);
 }

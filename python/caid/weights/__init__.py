@@ -142,7 +142,7 @@ def load(
     if priority and keep == "always":
         raise invalid("priority: of a droppable model")
     began = time.monotonic_ns()
-    paths = [model] if isinstance(model, (str, os.PathLike)) else list(model)
+    paths = [model] if isinstance(model, (str, os.PathLike)) else model and list(model)  # None: another rank's
     only = [only] if isinstance(only, str) else None if only is None else list(only)
     shard = None if shard is None else _plan.shard_of(*shard)
 
