@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load format "caid" on a GPU, in processes that stand for engines: a stand-in for vLLM with real PyTorch. What is loaded
-lies in caid's memory, publishing copies nothing, and who maps it takes no memory."""
+"""caid.vllm on a GPU, in processes that stand for engines: a stand-in for vLLM with real PyTorch. What is loaded lies in
+caid's memory, publishing copies nothing, and who maps it takes no memory. A trainer's versions take over the addresses
+that graphs have, and an engine that sleeps has them again when it wakes."""
 
 import json
 import os
 import pathlib
 
 import numpy
-from conftest import needs, start
+from conftest import needs, run, start
 
 STANDINS = pathlib.Path(__file__).parents[1] / "python" / "standins" / "vllm"
 ROWS, MIB = 1 << 20, 1 << 20  # 128 MiB
 
-ENGINE = """
+VLLM = """
 import importlib.util, json, logging, sys, types
 
 def module(name, path):
@@ -23,6 +24,8 @@ def module(name, path):
 import torch
 import caid.vllm
 module("vllm", sys.argv[1] + "/__init__.py")  # the stand-in for PyTorch, which lies beside it, is not wanted
+"""
+LOAD = VLLM + """
 caid.vllm.register()
 from vllm.model_executor import model_loader
 
@@ -32,7 +35,7 @@ logging.getLogger("vllm.caid").setLevel("INFO")
 folder, rows = sys.argv[2], int(sys.argv[3])
 config = types.SimpleNamespace(
     model=folder, hf_config={"architectures": ["Model"]}, dtype=torch.float32, quantization=None, revision=None, odd=False,
-    rows=rows, compute_hash=lambda: "0",
+    rows=rows, enforce_eager=False, compute_hash=lambda: "0",
 )
 settings = types.SimpleNamespace(
     model_config=config, speculative_config=None, compute_hash=lambda: "0",
@@ -48,6 +51,8 @@ external, before = loader.get_external_weight_memory(settings), free()
 model = loader.load_model(settings, config)
 torch.cuda.synchronize()
 took = before - free()
+"""
+ENGINE = LOAD + """
 import numpy
 values = torch.from_numpy(numpy.fromfile(folder + "/model.bin", "f4").reshape(-1, 32)).cuda()
 same = [torch.equal(*pair) for pair in (
@@ -90,3 +95,179 @@ def test_what_one_has_loaded_is_mapped_by_another_and_copied_by_nobody(daemon, t
         for entry in c.list():
             if entry.name.endswith("/"):
                 c.unlink(entry.name)
+
+
+COMPUTE = """
+import hashlib
+def compute(t):
+    return t["embed.weight"].sum(0) + t["layer.weight"] * t["attention.rope.cos_sin"][:32]
+def digest(x):
+    return hashlib.sha256(x.cpu().numpy().tobytes()).hexdigest()
+"""
+TRAINER = VLLM + COMPUTE + """
+from caid.vllm import _transfer
+
+class Source:
+    def metadata(self):
+        return [types.SimpleNamespace(name=n, shape=t.shape, dtype=t.dtype) for n, t in tensors.items()]
+
+    def __iter__(self):
+        return iter(tensors.items())
+
+class Engines:
+    def update_weights(self, info):
+        print(json.dumps(info), flush=True)
+        assert sys.stdin.readline() == "taken\\n", "refused"
+
+    init_weight_transfer_engine = start_weight_update = finish_weight_update = lambda self, *info, **more: None
+
+shapes = {"embed.weight": (int(sys.argv[2]), 32), "layer.weight": (int(sys.argv[3]), 32), "attention.rope.cos_sin": (64, 32)}
+tensors = {name: torch.empty(shape, device="cuda") for name, shape in shapes.items()}
+info = _transfer.CaidTrainerInitInfo(rank=0)
+trainer = _transfer.CaidTrainerWeightTransferEngine.trainer_init(info, client=Engines(), source=Source())
+for seed in sys.stdin:
+    torch.manual_seed(int(seed))
+    for tensor in tensors.values():
+        tensor.random_(0, 8)  # whole numbers, so that sums are exact in any order
+    trainer.send_weights()
+    print(digest(compute(tensors)), flush=True)
+trainer.shutdown()
+"""
+LIVE = LOAD + COMPUTE + """
+import ctypes
+from caid.vllm import _manifest, _model, _sleep, _transfer
+settings.load_config = loader.load_config
+transfer = _transfer.CaidWeightTransferEngine(None, settings, torch.device("cuda"), model)
+transfer.init_transfer_engine(_transfer.CaidInitInfo("policy"))
+tensors = {name: tensor for name, (_, tensor) in _model.named(model)[0].items()}
+where = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+with torch.cuda.stream(stream):
+    compute(tensors)
+torch.cuda.synchronize()
+with torch.cuda.graph(graph):
+    out = compute(tensors)
+backend, driver = _sleep.CaidBackend(), ctypes.CDLL("libcuda.so.1")
+
+def mapped():
+    handle = ctypes.c_uint64()
+    if driver.cuMemRetainAllocationHandle(ctypes.byref(handle), ctypes.c_void_p(where["embed.weight"])):
+        return False
+    driver.cuMemRelease(handle)
+    return True
+
+def tell(error=None):
+    graph.replay()
+    torch.cuda.synchronize()
+    kept = where == {name: tensor.data_ptr() for name, (_, tensor) in _model.named(model)[0].items()}
+    print(json.dumps({"out": digest(out), "kept": kept, "error": error, "said": said, "free": free()}), flush=True)
+
+tell()
+for line in sys.stdin:
+    call = json.loads(line)
+    if isinstance(call, dict):
+        try:
+            transfer.receive_weights(_transfer.CaidUpdateInfo(**call))
+            tell()
+        except _manifest.UnfitError as e:
+            tell(str(e))
+    elif call == "sleep":
+        was = mapped()
+        backend.suspend(2)
+        backend.resume(["kv_cache"])
+        print(json.dumps({"mapped": [was, mapped()], "free": free()}), flush=True)
+    else:
+        backend.resume()
+        tell()
+"""
+
+
+FREE = """
+import sys, time, torch
+with caid.connect() as c:
+    c.empty(1 << 20, "u1").close()  # for which the daemon has what it needs of the driver
+for _ in range(600):
+    if (free := torch.cuda.mem_get_info()[0]) >= int(sys.argv[1]) - (64 << 20):
+        break
+    time.sleep(0.1)
+else:
+    raise AssertionError(f"{free} of {sys.argv[1]} bytes are free")
+print(free)
+"""
+
+
+class Process:
+    def __init__(self, script, *arguments, env):
+        self.process = start(env, script, [str(STANDINS), *map(str, arguments)], stdin=-1)
+
+    def send(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def line(self):
+        line = self.process.stdout.readline()
+        while line == "loads\n":
+            line = self.process.stdout.readline()
+        assert line, self.process.communicate()[1]
+        return line[:-1]
+
+    def call(self, what):
+        self.send(json.dumps(what))
+        return json.loads(self.line())
+
+    def end(self, error=None):
+        """Of its own accord."""
+        errors = self.process.communicate(timeout=100)[1]
+        assert (error in errors) if error else self.process.returncode == 0, errors
+
+
+def test_versions_take_over_the_addresses_that_graphs_have_and_sleep_keeps_them(daemon, tmp_path):
+    needs("torch")
+    numpy.random.default_rng(2).integers(0, 8, (ROWS + 96, 32)).astype("f4").tofile(tmp_path / "model.bin")
+    before = int(run(daemon.env, FREE, ["0"]))
+    engines, told = [], []
+    for _ in range(2):
+        engines.append(Process(LIVE, tmp_path, ROWS, env=daemon.env))
+        told.append(json.loads(engines[-1].line()))
+    seen = [told[0]["out"]]
+    assert told[1]["out"] == seen[0]
+    trainer, free = Process(TRAINER, ROWS, 32, env=daemon.env), []
+    for seed in range(6):
+        trainer.send(str(seed))
+        info = json.loads(trainer.line())
+        told = [e.call(info) for e in engines]
+        trainer.send("taken")
+        seen.append(trainer.line())
+        assert [(t["out"], t["kept"], t["error"]) for t in told] == [(seen[-1], True, None)] * 2
+        free.append(told[1]["free"])
+    assert len({*seen}) == 7
+    assert [sum("converted" in line for line in t["said"]) for t in told] == [6, 0]
+    print(f"free after each version: {free}")
+    assert abs(free[5] - free[2]) < 64 * MIB  # a version that nobody has is given back
+    trainer.end()
+    small = Process(TRAINER, ROWS, 8, env=daemon.env)
+    small.send("9")
+    unfit = json.loads(small.line())
+    for engine in engines:
+        told = engine.call(unfit)
+        assert (told["out"], told["kept"]) == (seen[-1], True) and "does not fit" in told["error"]
+    small.send("refused")
+    small.end("AssertionError: refused")
+    for _ in range(2):
+        asleep = engines[0].call("sleep")
+        assert asleep["mapped"] == [True, False]
+        told = engines[1].call("wake")  # who has never slept
+        assert told["out"] == seen[-1]
+        told = engines[0].call("wake")
+        assert (told["out"], told["kept"]) == (seen[-1], True)
+    print(f"free: {asleep['free']} while it sleeps, {told['free']} when it has woken")
+    engines[0].call("sleep")
+    with daemon.connect() as c:
+        for entry in c.list():
+            if entry.name.endswith("/"):
+                c.unlink(entry.name)
+    told = engines[0].call("wake")
+    assert (told["out"], told["kept"]) == (seen[-1], True)
+    for engine in engines:
+        engine.end()
+    print(run(daemon.env, FREE, [str(before)]))

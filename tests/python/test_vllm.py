@@ -431,8 +431,9 @@ def test_of_two_engines_one_converts_a_trainers_version(client, engine, model):
     with caid.weights.publisher("policy", like=right, client=client) as p:
         p.publish(right)
         version = p.wait()
-        for one in told(version, "a"):
+        for one, is_first in zip(told(version, "a"), (True, False)):
             check_right(one, later)
+            assert one["how"].startswith("caid: converted policy@") == is_first
         for one in told(version + 7, "a"):
             check_right(one, later)
             assert "current version" in one["how"]
@@ -443,6 +444,27 @@ def test_of_two_engines_one_converts_a_trainers_version(client, engine, model):
             check_right(one, later)
             assert "does not fit" in one["how"]
     check_right(engine(folder).told(), folder)  # who has nothing to do with the trainer
+
+
+CACHES = """
+import types, caid.vllm
+from vllm.v1.engine.core import EngineCore
+caid.vllm.register()
+for backend, method, result, resets in (
+    ("caid", "update_weights", None, 1), ("nccl", "update_weights", None, 0), (None, "update_weights", None, 0),
+    ("caid", "start_weight_update", None, 0), (None, "caid_newer", 7, 1), (None, "caid_newer", None, 0),
+):
+    core, config = EngineCore(), backend and types.SimpleNamespace(backend=backend)
+    core.resets, core.vllm_config = 0, types.SimpleNamespace(weight_transfer_config=config)
+    assert core.collective_rpc(method, args=(None, result)) == [None, result]
+    assert core.resets == resets, (backend, method, result)
+"""
+
+
+def test_what_is_kept_of_prompts_is_forgotten_with_a_new_version():
+    child = Child(CACHES, {"PYTHONPATH": f"{STANDINS}:{os.environ['PYTHONPATH']}"})
+    status, errors = child.finish()
+    assert status == 0, errors[-3000:]
 
 
 SLEEP = """

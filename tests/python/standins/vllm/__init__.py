@@ -101,6 +101,18 @@ class TrainerWeightTransferEngine(WeightTransferEngine):
 class TrainerInitInfo:
     rank: int = dataclasses.field(kw_only=True)
 
+    @property
+    def is_sender(self):
+        return self.rank == 0
+
+
+class EngineCore:
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        return [*args]
+
+    def _reset_caches(self, reset_running_requests=True, reset_connector=True):
+        self.resets += 1
+
 
 def get_tp_group():
     return types.SimpleNamespace(rank_in_group=0, world_size=1)
@@ -137,3 +149,6 @@ _module("model_executor.layers.rotary_embedding", _ROPE_DICT={})
 _module("model_executor.layers.quantization")
 _module("model_executor.layers.quantization.base_config", QuantizeMethodBase=QuantizeMethodBase)
 _module("model_executor.layers.vocab_parallel_embedding", UnquantizedEmbeddingMethod=UnquantizedEmbeddingMethod)
+_module("v1")
+_module("v1.engine")
+_module("v1.engine.core", EngineCore=EngineCore)
