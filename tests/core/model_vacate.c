@@ -141,6 +141,7 @@ add_own(struct model *m, struct m_request *r)
         for (int k = 0; k < r->n_vacates; k++)
             is_own |= is_near(m, slot->leases[i].array,
                               model_whole_of(m, &m->arrays[r->vacates[k].array]));
+        is_own &= !m->arrays[slot->leases[i].array].is_set; /* which may have parts, too */
         if (model_random(m, is_own ? 10 : 100) == 0 ? is_own : !is_own)
             continue;
         model_refuse(r, !is_own, ERR(INVALID));
