@@ -97,7 +97,8 @@ class CaidWeightTransferEngine(WeightTransferEngine[CaidInitInfo, CaidUpdateInfo
         return turn(self._live.client, self._live.name, pool=self._live.pool, timeout=_TIMEOUT_S)
 
     def _expect(self, update):
-        self._live.facts = {**self._facts, "update": update}
+        # Of one length, as the manifest is: versions that are laid out alike take each other's place.
+        self._live.facts = {**self._facts, "update": f"{update:64}"}
 
     def _is_there(self):
         opened = self._live.find(self._client)
