@@ -178,6 +178,8 @@ array_charge(struct core *core, struct user *user, struct array *array,
         charge_deinit(&array->charge);
         return rc;
     }
+    if (array->kind != KIND_PINNED)
+        user_count(user, array->device, array_bytes(core, array), true);
     array->id = ++core->next_array;
     array->made = stamp_now(core);
     persist_id(core, array->id);
@@ -188,9 +190,14 @@ array_charge(struct core *core, struct user *user, struct array *array,
 void
 array_uncharge_bytes(struct core *core, struct array *array)
 {
-    if (!array->uncharged)
-        user_uncharge(array->charge.user, array_resource(array), array_bytes(core, array));
+    uint64_t bytes = array_bytes(core, array);
+
+    if (array->uncharged)
+        return;
     array->uncharged = true;
+    user_uncharge(array->charge.user, array_resource(array), bytes);
+    if (array->kind != KIND_PINNED)
+        user_count(array->charge.user, array->device, bytes, false);
 }
 
 void

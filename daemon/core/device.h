@@ -24,6 +24,7 @@ struct device {
     uint64_t used_of[N_KINDS], allocated_of[N_KINDS]; /* the same by kind, host memory, too */
     uint64_t reserve;                                 /* bytes of reserved blocks */
     uint64_t n_blocks, n_arrays;
+    uint64_t n_users; /* that are charged for device memory here */
     /* while there are legacy blocks, the daemon has a context on the device */
     uint64_t n_legacy;
     uint64_t n_releases, n_quarantined, bytes_quarantined;

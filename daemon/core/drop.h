@@ -33,11 +33,15 @@ enum drop {
     DROP_DONE,
 };
 
-/* Drops one set of the pool, for conn, that has memory on any device (DROP_DEVICE_ANY), or on that
- * device, and is user's, or anybody's (NULL). Nobody is charged for its bytes any more; its memory
- * is counted as lingering until it is there. */
-enum drop drop_one(struct core *core, const struct conn *conn, struct pool *pool,
-                   uint32_t device, const struct user *user);
+/* Drops one set of the pool, for conn, that is user's, or anybody's (NULL). Nobody is charged for
+ * its bytes any more; its memory is counted as lingering until it is there. */
+enum drop drop_in_pool(struct core *core, const struct conn *conn, struct pool *pool,
+                       const struct user *user);
+/* The same for a set of any pool that has memory on the device: the user's own, else one of another
+ * user who keeps its share of the device without it. A share is what the device has, by the number
+ * of users with bytes there. Of the pools' first ones the cheapest goes. */
+enum drop drop_on_device(struct core *core, const struct conn *conn, uint32_t device,
+                         const struct user *user);
 /* Whether the array is a set that a user may publish as droppable. REFUSED. The record of what is
  * dropped tells the creator's processes how to bring it back: nobody else may write that. */
 int drop_check(const struct array *array, const struct user *user, struct refusal *r);

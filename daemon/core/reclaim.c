@@ -93,7 +93,7 @@ reclaim_queue(struct core *core, uint32_t index, struct user *user)
     uint64_t n = 0;
 
     dealloc_begin(q);
-    while ((entry = user ? dealloc_next_of(q, &user->owners[index]) : dealloc_next(q))) {
+    while ((entry = user ? dealloc_next_of(q, &user->devices[index].queue) : dealloc_next(q))) {
         uint64_t bytes = entry->bytes;
         block_put_range(core, unqueue(core, array_of(entry)));
         dealloc_done(q, bytes, 0);
@@ -107,7 +107,7 @@ reclaim_add(struct core *core, struct array *array)
 {
     struct device *device = device_of(core, array);
     struct block *block = array_block(array);
-    struct dealloc_owner *owner = &array->charge.user->owners[array->device];
+    struct dealloc_owner *owner = &array->charge.user->devices[array->device].queue;
     uint64_t bytes = array->kind == KIND_PINNED ? 0 : array_bytes(core, array); /* R5 */
 
     array->pending = true;
@@ -133,7 +133,7 @@ reclaim_defer(struct core *core, struct conn *conn)
         return;
     conn->user->n_deferring++;
     for (size_t i = 0; i < core->config.n_devices; i++)
-        dealloc_hold(&core->devices[i].queue, &conn->user->owners[i]);
+        dealloc_hold(&core->devices[i].queue, &conn->user->devices[i].queue);
 }
 
 void
@@ -144,7 +144,7 @@ reclaim_undefer(struct core *core, struct conn *conn)
         return;
     conn->user->n_deferring--;
     for (size_t i = 0; i < core->config.n_devices; i++)
-        dealloc_unhold(&core->devices[i].queue, &conn->user->owners[i]);
+        dealloc_unhold(&core->devices[i].queue, &conn->user->devices[i].queue);
 }
 
 /* ---- dooming ---- */
@@ -241,7 +241,7 @@ reclaim_doom(struct core *core, uint32_t device, const struct conn *conn)
 void
 reclaim_all(struct core *core, uint32_t device, const struct user *user)
 {
-    drain_overriding(core, &core->devices[device], &user->owners[device]);
+    drain_overriding(core, &core->devices[device], &user->devices[device].queue);
 }
 
 /* ---- time ---- */

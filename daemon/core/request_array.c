@@ -152,10 +152,9 @@ create_charged(struct core *core, struct conn *conn, const struct array_request 
     bool fits = req->geometry.span <= user_limit(core, RES_BYTES);
     int rc = array_new(core, conn, req, ret, r);
 
-    for (uint32_t i = 0;
-         i < core->pieces && fits && !core->units && rc == REFUSED &&
-         r->limit == COUNT_LIMIT_BYTES &&
-         drop_one(core, conn, req->pool, DROP_DEVICE_ANY, conn->user) == DROP_DONE;
+    for (uint32_t i = 0; i < core->pieces && fits && !core->units && rc == REFUSED &&
+                         r->limit == COUNT_LIMIT_BYTES &&
+                         drop_in_pool(core, conn, req->pool, conn->user) == DROP_DONE;
          i++)
         rc = array_new(core, conn, req, ret, r);
     return rc;

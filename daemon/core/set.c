@@ -163,16 +163,20 @@ cost_of(const struct set *set)
     return __builtin_mul_overflow(set->bytes, set->reload_ns, &cost) ? UINT64_MAX : cost;
 }
 
-/* In the order in which they are dropped. */
-static int
-drop_compare(const struct set *a, const struct set *b)
+int
+set_compare_cost(const struct set *a, const struct set *b)
 {
-    if (a->priority != b->priority)
-        return CMP(a->priority, b->priority);
     if (cost_of(a) != cost_of(b))
         return CMP(cost_of(a), cost_of(b));
     return a->idle_ns != b->idle_ns ? CMP(a->idle_ns, b->idle_ns)
                                     : CMP(a->array->id, b->array->id);
+}
+
+/* In the order in which they are dropped. */
+static int
+drop_compare(const struct set *a, const struct set *b)
+{
+    return a->priority != b->priority ? CMP(a->priority, b->priority) : set_compare_cost(a, b);
 }
 
 RB_GENERATE(droppables, set, of_pool, drop_compare)
@@ -180,18 +184,26 @@ RB_GENERATE(droppables, set, of_pool, drop_compare)
 void
 set_unlist(struct set *set)
 {
-    if (set->listed)
-        RB_REMOVE(droppables, &set->array->pool->droppables, set);
+    if (!set->listed)
+        return;
+    struct pool *pool = set->array->pool;
     set->listed = false;
+    RB_REMOVE(droppables, &pool->droppables, set);
+    if (RB_EMPTY(&pool->droppables))
+        TAILQ_REMOVE(&set->user->core->droppers, pool, of_droppers);
 }
 
 void
 set_list(struct core *core, struct set *set)
 {
+    struct pool *pool = set->array->pool;
+
     set_unlist(set);
     set->idle_ns = core->now_ns;
     set->listed = true;
-    RB_INSERT(droppables, &set->array->pool->droppables, set);
+    if (RB_EMPTY(&pool->droppables))
+        TAILQ_INSERT_TAIL(&core->droppers, pool, of_droppers);
+    RB_INSERT(droppables, &pool->droppables, set);
 }
 
 void

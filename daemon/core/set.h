@@ -104,6 +104,8 @@ void set_stays(struct array *array);
 /* Something that kept it from being dropped may be gone. */
 void set_list(struct core *core, struct set *set);
 void set_unlist(struct set *set);
+/* Which of two is dropped first, whatever their priority. */
+int set_compare_cost(const struct set *a, const struct set *b);
 
 /* The array is buried: the set lets go of its members from now on. */
 void set_end(struct array *array);

@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <inttypes.h>
 
+#include "device.h"
 #include "state.h"
 
 RB_GENERATE_BY(users, user, node, uid)
@@ -30,7 +31,7 @@ struct user *
 user_new(struct core *core, uid_t uid)
 {
     size_t n = core->config.n_devices;
-    struct user *user = calloc(1, sizeof(*user) + n * sizeof(user->owners[0]));
+    struct user *user = calloc(1, sizeof(*user) + n * sizeof(user->devices[0]));
 
     if (!user)
         return NULL;
@@ -44,7 +45,7 @@ user_new(struct core *core, uid_t uid)
     TAILQ_INIT(&user->formers);
     TAILQ_INIT(&user->ended);
     for (size_t i = 0; i < n; i++)
-        dealloc_owner_init(&user->owners[i]);
+        dealloc_owner_init(&user->devices[i].queue);
     RB_INSERT(users, &core->users, user);
     core->n_users++;
     return user;
@@ -179,6 +180,16 @@ user_uncharge(struct user *user, enum resource res, uint64_t amount)
     user->used[res] -= amount;
     user->core->used[res] -= amount;
     user_touch(user);
+}
+
+void
+user_count(struct user *user, uint32_t device, uint64_t bytes, bool there)
+{
+    uint64_t was = user->devices[device].bytes, is = there ? was + bytes : was - bytes;
+
+    assert(there || was >= bytes);
+    user->devices[device].bytes = is;
+    user->core->devices[device].n_users += (uint64_t)(is > 0) - (uint64_t)(was > 0);
 }
 
 /* ---- charges ---- */

@@ -77,6 +77,11 @@ enum count {
     N_COUNTS,
 };
 
+struct user_device {
+    struct dealloc_owner queue; /* its part of the device's queue */
+    uint64_t bytes;             /* of device memory that it is charged for there */
+};
+
 struct user {
     RB_ENTRY(user) node;
     struct core *core;
@@ -99,11 +104,11 @@ struct user {
     bool busy;
     TAILQ_ENTRY(user) of_busy; /* core->busy, while one of these is not empty */
     bool touched;
-    TAILQ_ENTRY(user) of_touched;  /* core->touched_users, until the end of the event */
-    uint64_t n_pending;            /* entries in all queues */
-    uint64_t n_refs;               /* blocks whose driver calls take its turns */
-    uint32_t n_deferring;          /* connections with an open defer */
-    struct dealloc_owner owners[]; /* one for each device */
+    TAILQ_ENTRY(user) of_touched; /* core->touched_users, until the end of the event */
+    uint64_t n_pending;           /* entries in all queues */
+    uint64_t n_refs;              /* blocks whose driver calls take its turns */
+    uint32_t n_deferring;         /* connections with an open defer */
+    struct user_device devices[]; /* one for each device */
 };
 
 RB_HEAD(users, user);
@@ -128,6 +133,8 @@ int user_charge(struct user *user, enum resource res, uint64_t amount, struct re
 /* Charges without a limit, in exchange for something that is uncharged next. */
 void user_charge_anyway(struct user *user, enum resource res, uint64_t amount);
 void user_uncharge(struct user *user, enum resource res, uint64_t amount);
+/* Counts bytes of device memory on the device, or takes them out. */
+void user_count(struct user *user, uint32_t device, uint64_t bytes, bool there);
 uint64_t user_limit(const struct core *core, enum resource res);
 /* What all users' total leaves for this one, with what is due; UINT64_MAX: no total limit. */
 uint64_t user_share(const struct user *user, enum resource res);

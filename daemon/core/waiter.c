@@ -145,11 +145,12 @@ static bool
 make_room(struct core *core, struct waiter *waiter, const struct lingering *lingering,
           uint32_t device)
 {
-    const struct user *user = device == DROP_DEVICE_ANY ? NULL : waiter->charge.user;
     enum drop drop = DROP_NONE;
 
     if (!lingering->n_dropped && !core->units && !core->stopping)
-        drop = drop_one(core, waiter->conn, waiter->array->pool, device, user);
+        drop = device == DROP_DEVICE_ANY
+                   ? drop_in_pool(core, waiter->conn, waiter->array->pool, NULL)
+                   : drop_on_device(core, waiter->conn, device, waiter->charge.user);
     if (drop == DROP_DONE)
         waiter->patience_ns = 0;
     else if (drop == DROP_SOON && !waiter->patience_ns)
@@ -383,6 +384,7 @@ sort_waiter(struct core *core, struct waiter *waiter, uint64_t size,
         return;
     }
     bool may_come = r->code == PROTO_ERR_NO_MEMORY &&
+                    needed(core, waiter) <= core->devices[waiter->array->device].info.total &&
                     make_room(core, waiter, lingering, waiter->array->device);
     if (r->code != PROTO_ERR_NO_MEMORY || !wait_for_landing(core, waiter, lingering, may_come))
         waiter_end(waiter, r);

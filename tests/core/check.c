@@ -713,7 +713,7 @@ check_user(struct core *core, struct user *user)
     struct tally t = {.user = user};
     const struct ticket *ticket;
     struct job *job;
-    uint64_t n = 0, pending = 0;
+    uint64_t n = 0, pending = 0, bytes = 0;
 
     tally_all(core, &t);
     tally_conns(core, &core->conns, &t, &n);
@@ -731,8 +731,11 @@ check_user(struct core *core, struct user *user)
         uint64_t within = user->used[i] - t.beyond[i];
         CHECK(!has_grown(&user->used[i], within) || within <= user_limit(core, i));
     }
-    for (size_t i = 0; i < core->config.n_devices; i++)
-        pending += user->owners[i].n;
+    for (size_t i = 0; i < core->config.n_devices; i++) {
+        pending += user->devices[i].queue.n;
+        bytes += user->devices[i].bytes;
+    }
+    CHECK(bytes == user->used[RES_BYTES]);
     CHECK(user->n_pending == t.pending_entries && pending == t.pending_entries);
 }
 

@@ -6,6 +6,7 @@
 
 #include "books.h"
 #include "caid_test.h"
+#include "state.h"
 
 #define TURN_NS UINT64_C(10000000)
 
@@ -301,23 +302,87 @@ CORE_TEST(drop, own_for_a_limit, limited)
     h_unlink(h, a, "own/", NULL);
 }
 
-/* A full device: of the pool, the user's own. A quota: any in the pool. */
-CORE_TEST(drop, of_others_only_in_a_pool_with_a_quota, NULL)
+/* A full device: the user's own in any pool, the cheapest of the pools' first ones. */
+CORE_TEST(drop, own_of_all_pools_for_a_device, NULL)
 {
     uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 0, 0);
 
-    droppable(h, a, NULL, "mine/", 20 * MIB, 0, 5);
-    droppable(h, b, NULL, "theirs/", 20 * MIB, 0, 5);
-    cr_assert_eq(ask(h, b, "open", 32 * MIB), PROTO_ERR_NO_MEMORY, "not of another pool");
-    cr_assert_eq(ask(h, a, NULL, 32 * MIB), 0);
-    cr_assert_not(is_there(h, a, NULL, "mine/"));
-    cr_assert(is_there(h, b, NULL, "theirs/"));
-    droppable(h, a, "open", "mine/", 20 * MIB, 0, 5);
-    cr_assert_eq(ask(h, b, "open", 32 * MIB), PROTO_ERR_NO_MEMORY, "not another user's");
+    droppable(h, a, NULL, "dear/", 8 * MIB, 0, 50);
+    droppable(h, a, "open", "cheap/", 8 * MIB, 7, 5);
+    droppable(h, a, "open", "cheapest/", 8 * MIB, 8, 1);
+    droppable(h, b, NULL, "share/", 34 * MIB, 0, 1);
+    droppable(h, b, NULL, "theirs/", 2 * MIB, 0, 1);
+    cr_assert_eq(ask(h, a, NULL, 66 * MIB), PROTO_ERR_NO_MEMORY, "never");
+    cr_assert(is_there(h, a, "open", "cheap/"));
+    cr_assert_eq(ask(h, a, "shared", 12 * MIB), 0);
+    cr_assert_not(is_there(h, a, "open", "cheap/"), "priority orders in a pool alone");
+    cr_assert(is_there(h, a, "open", "cheapest/"));
+    cr_assert(is_there(h, a, NULL, "dear/"));
+    cr_assert_eq(ask(h, a, NULL, 28 * MIB), 0);
+    cr_assert_not(is_there(h, a, NULL, "dear/"));
+    cr_assert(is_there(h, b, NULL, "theirs/"), "own ones first");
+    h_unlink(h, a, "dear/", NULL);
+    h_unlink(h, a, "cheap/", "open");
+    h_unlink(h, a, "cheapest/", "open");
+    h_unlink(h, b, "share/", NULL);
+    h_unlink(h, b, "theirs/", NULL);
+}
+
+/* Of another user's sets those that it has above its share: half of the device. */
+CORE_TEST(drop, of_others_what_is_above_their_share, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 0, 0);
+
+    droppable(h, a, NULL, "one/", 20 * MIB, 0, 1);
+    droppable(h, a, "open", "two/", 20 * MIB, 0, 2);
+    droppable(h, a, NULL, "three/", 12 * MIB, 0, 3);
+    cr_assert_eq(ask(h, b, NULL, 40 * MIB), PROTO_ERR_NO_MEMORY);
+    cr_assert_not(is_there(h, a, NULL, "one/"), "52 MiB less 20 are a share");
+    cr_assert(is_there(h, a, "open", "two/"));
+    cr_assert(is_there(h, a, NULL, "three/"));
+    cr_assert_eq(ask(h, b, NULL, 32 * MIB), 0);
+    droppable(h, a, NULL, "one/", 10 * MIB, 0, 5);
+    cr_assert_eq(ask(h, b, NULL, 32 * MIB), 0);
+    cr_assert_not(is_there(h, a, NULL, "one/"), "the cheaper ones are needed for the share");
+    cr_assert(is_there(h, a, "open", "two/"));
+    cr_assert(is_there(h, a, NULL, "three/"));
+    h_unlink(h, a, "one/", NULL);
+    h_unlink(h, a, "two/", "open");
+    h_unlink(h, a, "three/", NULL);
+}
+
+/* Whatever two users have in two pools, what one of them asks for leaves the other its share. */
+CORE_TEST(drop, leaves_shares, NULL)
+{
+    static const char *const pools[] = {NULL, "open"};
+    uint64_t conns[] = {h_connect(h, 1, 1), h_connect(h, 0, 0)}, n_drops = 0;
+    uint64_t random = 1;
+    char name[8];
+
+    for (int i = 0; i < 60; i++) {
+        random = random * UINT64_C(6364136223846793005) + 1442695040888963407;
+        uint32_t bits = (uint32_t)(random >> 33), who = bits & 1;
+        int64_t bytes = (int64_t)(1 + (bits >> 2) % 12) * 2 * MIB;
+        const struct user *other = user_find(h->core, who ? 1 : 0);
+        uint64_t before = other->devices[0].bytes;
+
+        if (ask(h, conns[who], pools[bits >> 1 & 1], bytes) == 0) {
+            snprintf(name, sizeof(name), "n%d/", i);
+            droppable(h, conns[who], pools[bits >> 1 & 1], name, bytes, bits % 3, bits % 5);
+        }
+        uint64_t after = other->devices[0].bytes;
+        n_drops += after < before;
+        cr_assert(after == before || after >= H_MEMORY / 2);
+    }
+    cr_assert_gt(n_drops, 0);
+}
+
+/* A quota: any in the pool. */
+CORE_TEST(drop, of_others_in_a_pool_with_a_quota, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 0, 0);
+
     droppable(h, b, "shared", "s/", 4 * MIB, 0, 5);
     cr_assert_eq(ask(h, a, "shared", 16 * MIB), 0, "%s", h->replies[a].text);
-    h_unlink(h, a, "mine/", NULL);
-    h_unlink(h, a, "mine/", "open");
-    h_unlink(h, b, "theirs/", NULL);
     h_unlink(h, b, "s/", "shared");
 }
