@@ -48,7 +48,7 @@ def trainer(daemon, monkeypatch):
     caid.vllm.register()
     from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
 
-    from caid.vllm._transfer import CaidTrainerInitInfo
+    from caid.vllm import CaidTrainerInitInfo
 
     made = []
 

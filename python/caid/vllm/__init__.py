@@ -115,12 +115,16 @@ _entered: set[str] = set()
 
 
 def __getattr__(name: str) -> Any:
-    """Worker, which imports vLLM."""
-    if name != "Worker":
-        raise AttributeError(name)
-    from ._worker import Worker
+    """Worker, and CaidTrainerInitInfo of the trainer's side, which import vLLM."""
+    if name == "Worker":
+        from ._worker import Worker
 
-    return Worker
+        return Worker
+    if name == "CaidTrainerInitInfo":
+        from ._transfer import CaidTrainerInitInfo
+
+        return CaidTrainerInitInfo
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _when_imported(module, enter):
