@@ -196,5 +196,5 @@ with caid.connect() as c:
         a.close()
         s.close()
 """,
-        CAID_SOFTCUDA_DELAY_US="20000",
+        CAID_SOFTCUDA_DELAY_US="300000",
     )

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
+import pathlib
 import random
+import tempfile
 
 import models
 import numpy
@@ -298,11 +300,17 @@ def as_them(daemon, *args, them=THEM):
     return out
 
 
-def test_another_users_path_is_not_read(daemon, client, dropped, tmp_path, monkeypatch):
+@pytest.fixture
+def for_all():
+    """A folder that every user may read: pytest's own are closed again by whoever starts it next."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield pathlib.Path(folder)
+
+
+def test_another_users_path_is_not_read(daemon, client, dropped, for_all, tmp_path, monkeypatch):
     """It could name a file that this user alone may read. His own path is."""
-    theirs = models.write_version(tmp_path / "theirs", 7)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    theirs = models.write_version(for_all / "theirs", 7)
     as_them(daemon, "shared", theirs, "keep")
     drop_all(client, "shared")
     with monkeypatch.context() as m:
@@ -317,10 +325,8 @@ def test_another_users_path_is_not_read(daemon, client, dropped, tmp_path, monke
     assert value_of(client, pool="shared") == 8
 
 
-def test_the_user_who_stands_for_many_is_nobodys_own(daemon, client, dropped, tmp_path):
-    path = models.write_version(tmp_path / "theirs", 7)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+def test_the_user_who_stands_for_many_is_nobodys_own(daemon, client, dropped, for_all):
+    path = models.write_version(for_all / "theirs", 7)
     as_them(daemon, "shared", path, "keep", them=OVERFLOW)
     drop_all(client, "shared")
     assert f"user {OVERFLOW} loaded it: path=" in as_them(daemon, "shared", "", "", them=OVERFLOW)
