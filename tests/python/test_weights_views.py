@@ -242,7 +242,7 @@ def test_an_adoption_of_a_mapped_block_asks_the_driver_nothing(client, other, to
     assert value(torch, newer) == 2
     w.close()
     newer.close()
-    assert n_leases(other) == 3, "the publisher's; no mapping is left with the last"
+    wait_until(lambda: n_leases(other) == 3, lambda: "the publisher's; no mapping is left with the last")
     for slot in made:
         slot.close()
 
@@ -313,7 +313,7 @@ def test_a_version_takes_the_place_of_the_one_before(client, other, torch):
             assert {key: tensor.data_ptr() for key, tensor in w.torch().items()} == there
             with w["a"] as a:
                 assert a.copy_to_host().tobytes() == bytes([turn % 2]) * a.nbytes
-        assert n_leases(other) == 5, "two of the reader's, its array's, and two of the publisher's"
+        wait_until(lambda: n_leases(other) == 5, lambda: "two of the reader's, its array's, and two of the publisher's")
     del tensors
     wait_until(lambda: n_leases(other) == 2)
     for slot in made:
@@ -339,7 +339,7 @@ def test_ctrl_c_after_the_wait_leaves_the_newer_version_in_its_place(client, oth
         assert w.version == client.show("m/").entry.generation and value(torch, w) == 1
         assert {byte for tensor in tensors.values() for byte in bytes_of(torch, tensor)} == {1}
         other.flush()
-        assert n_leases(other) == 4, "two of the reader's, on what its tensors show, and two of the publisher's"
+        wait_until(lambda: n_leases(other) == 4, lambda: "two of the reader's, on what its tensors show, and two of the publisher's")
         client._vacate((made[0],), (), 0)
         publish(made[0])
         with pytest.raises(caid.TimedOutError):
