@@ -1044,7 +1044,7 @@ def test_who_is_kicked_is_told_and_does_not_come_back(restarts):
             other.kick(it.conn)
             waits.join(PATIENCE_S)
             assert [type(e) for e in ended] == [caid.KickedError]
-            assert [holder.hung_up for holder in other.show("x").holders] == [True]
+            wait_until(lambda: [holder.hung_up for holder in other.show("x").holders] == [True])
             for _ in range(2):
                 with pytest.raises(caid.KickedError, match=rf"uid {os.getuid()} has ended this connection \(kick\)"):
                     c.create("z", 1)
