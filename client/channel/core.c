@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core.h"
+
+#define LOOKS 64 /* at a producer that moves on, before the caller looks at its clock */
+
+/* ---- producers ---- */
+
+static void
+entry_store(struct core_producer *producer, uint32_t slot, uint64_t sequence, bool is_void,
+            const uint64_t info[CHANNEL_INFO / 8])
+{
+    struct channel_entry *entry = &producer->table->entries[slot];
+
+    for (size_t i = 0; i < CHANNEL_INFO / 8; i++)
+        atomic_store_explicit(&entry->info[i], info ? info[i] : 0, memory_order_relaxed);
+    channel_store(&entry->is_void, is_void);
+    channel_store(&entry->sequence, sequence);
+    producer->sequences[slot] = is_void ? 0 : sequence;
+}
+
+static void
+entry_clear(struct core_producer *producer, uint32_t slot)
+{
+    channel_store(&producer->table->entries[slot].sequence, 0);
+    producer->sequences[slot] = 0;
+}
+
+void
+core_keep(struct core_producer *producer, uint32_t slot, uint64_t sequence,
+          const uint64_t info[CHANNEL_INFO / 8])
+{
+    entry_store(producer, slot, sequence, false, info);
+    if (sequence > channel_sequence(producer->newest))
+        producer->newest = channel_word(sequence, slot);
+}
+
+void
+core_begin_at(struct core_producer *producer, uint64_t last)
+{
+    producer->last = last;
+    producer->landed = producer->newest;
+    for (uint64_t s = last; s > 0 && last - s < producer->n_slots; s--)
+        if (!producer->sequences[s % producer->n_slots])
+            entry_store(producer, (uint32_t)(s % producer->n_slots), s, true, NULL);
+    channel_store(&producer->table->landed, producer->landed);
+    channel_store(&producer->table->newest, producer->newest);
+}
+
+/* The last frame that has landed, of those that are there, takes the place of the one before. */
+static uint64_t
+note_landed(struct core_producer *producer)
+{
+    uint64_t done = channel_load(&producer->slot->done);
+    uint64_t landed = producer->landed;
+
+    for (uint32_t i = 0; i < producer->n_slots; i++)
+        if (producer->sequences[i] <= done && producer->sequences[i] > channel_sequence(landed))
+            landed = channel_word(producer->sequences[i], i);
+    if (landed != producer->landed)
+        channel_store(&producer->table->landed, producer->landed = landed);
+    return done;
+}
+
+static bool
+is_dead(const struct timeline_slot *slot)
+{
+    return channel_load(&slot->done) >= TIMELINE_DEAD;
+}
+
+/* The word is loaded before `release`, which the reader stores first. */
+static uint64_t
+announced(const struct core_reader *reader, uint32_t i)
+{
+    const struct channel_announcement *a = &reader->tail->announcements[i];
+    uint64_t word = channel_load(&a->word);
+    uint64_t release = word ? channel_load(&a->release) : 0;
+
+    if (!word || channel_slot(word) >= CHANNEL_SLOTS_MAX)
+        return 0;
+    if (release && channel_load(&reader->slot->done) >= release)
+        return 0;
+    return UINT64_C(1) << channel_slot(word);
+}
+
+static uint64_t
+announced_by(const struct core_reader *reader)
+{
+    uint64_t slots = 0;
+
+    if (is_dead(reader->slot))
+        return 0;
+    for (uint32_t i = 0; i < reader->depth; i++)
+        slots |= announced(reader, i);
+    return slots;
+}
+
+static uint64_t
+bit_of(uint64_t word)
+{
+    return word ? UINT64_C(1) << channel_slot(word) : 0;
+}
+
+/* Of two slots, whose frame may go rather: the older one of what has landed, or else the younger
+ * one of what is on its way, so that the older ones land and are seen. */
+static bool
+is_better(uint64_t sequence, uint64_t than, uint64_t done)
+{
+    if ((sequence <= done) != (than <= done))
+        return sequence <= done;
+    return sequence <= done ? sequence < than : sequence > than;
+}
+
+int
+core_take_slot(struct core_producer *producer, const struct core_reader *readers, size_t n)
+{
+    uint64_t done = note_landed(producer);
+    uint64_t taken = bit_of(producer->newest) | bit_of(producer->landed);
+    int best = -1;
+
+    for (size_t i = 0; i < n; i++)
+        taken |= announced_by(&readers[i]);
+    for (uint32_t i = 0; i < producer->n_slots; i++)
+        if (!(taken >> i & 1) &&
+            (best < 0 || is_better(producer->sequences[i], producer->sequences[best], done)))
+            best = (int)i;
+    if (best >= 0)
+        entry_clear(producer, (uint32_t)best);
+    return best;
+}
+
+enum core_wait
+core_fifo_wait(const struct core_producer *producer, const struct core_reader *reader,
+               uint64_t sequence, uint64_t *ret_value)
+{
+    uint64_t value = sequence > producer->n_slots ? sequence - producer->n_slots : 0;
+
+    *ret_value = value;
+    if (reader->admitted >= value || channel_load(&reader->slot->done) >= value)
+        return CORE_READY;
+    return channel_load(&reader->slot->submitted) >= value ? CORE_SUBMITTED : CORE_WAITING;
+}
+
+uint32_t
+core_fifo_slot(struct core_producer *producer, uint64_t sequence)
+{
+    uint32_t slot = (uint32_t)(sequence % producer->n_slots);
+
+    entry_clear(producer, slot);
+    return slot;
+}
+
+void
+core_commit(struct core_producer *producer, uint32_t slot, uint64_t sequence, bool is_void,
+            const uint64_t info[CHANNEL_INFO / 8])
+{
+    entry_store(producer, slot, sequence, is_void, info);
+    producer->last = sequence;
+    if (!is_void)
+        channel_store(&producer->table->newest,
+                      producer->newest = channel_word(sequence, slot));
+}
+
+/* ---- readers ---- */
+
+static uint64_t
+candidate(const struct core_view *view, bool host)
+{
+    uint64_t newest = channel_load(&view->table->newest);
+
+    if (!host || channel_load(&view->slot->done) >= channel_sequence(newest))
+        return newest;
+    return channel_load(&view->table->landed);
+}
+
+static void
+announce(struct channel_announcement *a, uint64_t word)
+{
+    channel_store(&a->release, 0);
+    channel_store(&a->word, word);
+}
+
+static bool
+has_ended(const struct core_view *view)
+{
+    return channel_load(&view->table->closed) || is_dead(view->slot);
+}
+
+/* A word of a slot that is none is none. */
+static bool
+is_newer(const struct core_view *view, uint64_t word, uint64_t seen)
+{
+    return channel_sequence(word) > seen && channel_slot(word) < view->n_slots;
+}
+
+enum core_look
+core_announce(const struct core_view *view, struct channel_announcement *a, bool host,
+              uint64_t seen, uint64_t *ret)
+{
+    uint64_t word = candidate(view, host);
+
+    for (int i = 0; i < LOOKS && is_newer(view, word, seen); i++) {
+        announce(a, word);
+        uint64_t again = candidate(view, host);
+        if (again == word) {
+            *ret = word;
+            return has_ended(view) ? CORE_ENDED : CORE_SECURED;
+        }
+        word = again;
+    }
+    core_retract(a);
+    return is_newer(view, word, seen) ? CORE_MOVED : CORE_NONE;
+}
+
+void
+core_retract(struct channel_announcement *a)
+{
+    channel_store(&a->word, 0);
+}
+
+void
+core_release(struct channel_announcement *a, uint64_t value)
+{
+    channel_store(&a->release, value);
+}
+
+bool
+core_is_free(const struct channel_announcement *a, const struct timeline_slot *own)
+{
+    uint64_t release = channel_load(&a->release);
+
+    return !channel_load(&a->word) || (release && channel_load(&own->done) >= release);
+}
+
+enum core_entry
+core_entry(const struct core_view *view, uint64_t sequence, uint32_t slot,
+           uint64_t info[CHANNEL_INFO / 8])
+{
+    const struct channel_entry *entry = &view->table->entries[slot];
+
+    if (channel_load(&entry->sequence) != sequence)
+        return CORE_OTHER;
+    if (channel_load(&entry->is_void))
+        return CORE_VOID;
+    for (size_t i = 0; i < CHANNEL_INFO / 8; i++)
+        info[i] = atomic_load_explicit(&entry->info[i], memory_order_relaxed);
+    return CORE_FRAME;
+}
