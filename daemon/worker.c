@@ -140,7 +140,7 @@ struct alloc_work {
     struct memory *memory; /* filled, and put into w->memories, on success */
     int error;
     struct drv_error err;
-    uint64_t free; /* free memory after -ENOMEM, for the message */
+    uint64_t free; /* core_alloc_result */
 };
 
 static void
@@ -173,6 +173,7 @@ alloc_run(uv_work_t *work)
     const struct gpu *gpu = a->worker->gpu;
     uint64_t total;
 
+    a->free = CORE_FREE_UNKNOWN;
     a->error = backing_create(&a->worker->backings, a->kind, a->device, a->size,
                               &a->memory->backing, &a->err);
     if (a->error == 0)

@@ -120,7 +120,7 @@ array_alloc(const struct array_request *req)
 }
 
 static struct array *
-array_make(const struct array_request *req, uint64_t shared_max)
+array_make(const struct array_request *req, bool own)
 {
     struct array *array = array_alloc(req);
 
@@ -130,7 +130,7 @@ array_make(const struct array_request *req, uint64_t shared_max)
     array->device = (uint16_t)req->device;
     array->kind = (uint8_t)req->kind;
     array->mapped = req->mapped;
-    array->own = req->exclusive || req->geometry.span > shared_max;
+    array->own = own;
     array->nbytes = req->geometry.nbytes;
     array->span = req->geometry.span;
     array->creating = true;
@@ -311,7 +311,7 @@ array_new(struct core *core, struct conn *conn, const struct array_request *req,
     if (req->geometry.span > SPACE_EXTENT_MAX - d->granularity)
         return refuse(r, PROTO_ERR_NO_MEMORY, "an array has less than %s, %s were asked for",
                       SIZE_TEXT(SPACE_EXTENT_MAX), SIZE_TEXT(req->geometry.span));
-    array = array_make(req, core->config.memory.shared_max);
+    array = array_make(req, array_request_is_own(core, req));
     if (!array)
         return -ENOMEM;
     rc = array_charge(core, conn->user, array, req, r);
@@ -333,7 +333,7 @@ int
 array_new_part(struct core *core, struct part *part, const struct array_request *req,
                struct array **ret, struct refusal *r)
 {
-    struct array *array = array_make(req, UINT64_MAX);
+    struct array *array = array_make(req, req->exclusive);
     int rc;
 
     if (!array)
@@ -355,7 +355,7 @@ int
 array_restore(struct core *core, struct user *user, const struct array_request *req,
               struct array **ret)
 {
-    struct array *array = array_make(req, UINT64_MAX);
+    struct array *array = array_make(req, req->exclusive);
 
     if (!array)
         return -ENOMEM;

@@ -136,8 +136,10 @@ void array_set_name(struct array *array, struct text *name_consume);
 struct msg_str array_name(const struct array *array);
 /* What messages to people call the array. */
 const char *array_label(const struct array *array);
-/* What the array's range is charged. */
+/* What the array's range is charged, or will be. */
 uint64_t array_bytes(const struct core *core, const struct array *array);
+uint64_t array_request_bytes(const struct core *core, const struct array_request *req);
+bool array_request_is_own(const struct core *core, const struct array_request *req);
 /* Puts the array under its name into the pool, or takes it out. */
 void array_insert_name(struct core *core, struct array *array);
 void array_drop_name(struct core *core, struct array *array);

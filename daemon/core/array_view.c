@@ -71,16 +71,28 @@ array_offset(const struct array *array)
     return array_range(array) ? range_offset(array->range) : 0;
 }
 
+static uint64_t
+in_units(const struct core *core, uint64_t span, uint32_t device, bool own)
+{
+    return ALIGN_UP(span, own ? core->devices[device].info.granularity : SPACE_UNIT);
+}
+
 uint64_t
 array_bytes(const struct core *core, const struct array *array)
 {
-    uint64_t unit = SPACE_UNIT;
+    return array->is_part ? 0 : in_units(core, array->span, array->device, array->own);
+}
 
-    if (array->is_part)
-        return 0;
-    if (array->own)
-        unit = core->devices[array->device].info.granularity;
-    return ALIGN_UP(array->span, unit);
+bool
+array_request_is_own(const struct core *core, const struct array_request *req)
+{
+    return req->exclusive || req->geometry.span > core->config.memory.shared_max;
+}
+
+uint64_t
+array_request_bytes(const struct core *core, const struct array_request *req)
+{
+    return in_units(core, req->geometry.span, req->device, array_request_is_own(core, req));
 }
 
 struct msg_str

@@ -425,8 +425,10 @@ block_unhold(struct core *core, struct hold *hold)
     persist_hold_gone(core, hold);
     block_know_hold(core, hold, false);
     hold_free(hold);
-    if (block->own && LIST_EMPTY(&block->holds))
-        core->devices[block->device].lingering.n_over++; /* drop.h */
+    if (block->own && LIST_EMPTY(&block->holds)) { /* drop.h */
+        core->devices[block->device].lingering.n_over++;
+        block->pool->lingering.n_over++;
+    }
     block_settle(core, block);
 }
 

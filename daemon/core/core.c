@@ -145,7 +145,6 @@ core_new(struct core **ret, const struct core_config *config, uint64_t now_ns)
     vacates_init(&core->vacates);
     TAILQ_INIT(&core->closing_pages);
     TAILQ_INIT(&core->sets);
-    TAILQ_INIT(&core->droppers);
     TAILQ_INIT(&core->hopeful);
     core->pieces = 16;
     core->reply_max = PROTO_PACKET_MAX;

@@ -203,11 +203,13 @@ void core_receive(struct core *core, uint64_t conn, const void *packet, size_t n
 
 /* The result of a CORE_ALLOC: handle and fd of the new block, or an error with a CUresult and its
  * text. The fd is the caller's, to be closed at CORE_RELEASE; KIND_LEGACY has -1 and `ipc`. */
+#define CORE_FREE_UNKNOWN UINT64_MAX
+
 struct core_alloc_result {
     int error; /* 0 or -errno */
     int cuda;
     const char *text;
-    uint64_t free; /* bytes left on the device after -ENOMEM; 0: unknown */
+    uint64_t free; /* bytes left on the device after -ENOMEM, or CORE_FREE_UNKNOWN */
     uint64_t handle;
     int fd;
     uint32_t kept; /* the keeper's number for the fd; 0: the keeper does not have it */

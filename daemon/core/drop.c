@@ -11,9 +11,9 @@
 #include "settle.h"
 #include "state.h"
 
-#define PASSED_MAX  1024 /* sets that are looked at for one */
-#define IN_POOL_MAX 256  /* of them in a pool, where all pools are searched */
-#define USES_MAX    64   /* uses that are looked at for a set; with more it is in use */
+#define PASSED_MAX 1024 /* sets and users that are looked at in a search */
+#define DROPS_MAX  256  /* sets that are dropped in one event */
+#define USES_MAX   64   /* uses that are looked at for a set; with more it is in use */
 
 static uint64_t
 leases_on(const struct array *array)
@@ -49,9 +49,8 @@ has_fences(struct whole *whole)
     return false;
 }
 
-/* Whether it is used by somebody who says when not any more. */
-static bool
-is_held(const struct set *set)
+bool
+drop_is_held(const struct set *set)
 {
     return leases_on(set->array) + leases_on(set->whole->array) + set->whole->n_leases ||
            is_public(set->whole, set);
@@ -65,95 +64,162 @@ is_in_doubt(struct core *core, const struct set *set)
     return pool_may_resume(core, set->array->pool) || !block || block->n_before;
 }
 
-/* Whose sets, and where. */
-struct wanted {
-    uint32_t device;         /* or DROP_DEVICE_ANY */
-    const struct user *user; /* NULL: anybody's */
-    bool others;             /* those of others who keep their shares */
+/* ---- the search ---- */
+
+enum short_of {
+    SHORT_OF_CHARGES,
+    SHORT_OF_QUOTA,
+    SHORT_OF_MEMORY,
+};
+
+struct search {
+    struct core *core;
+    enum short_of of;
+    uint64_t wanted;       /* bytes */
+    uint64_t there, later; /* of sets that may go, and that may when nobody has them mapped */
+    struct set *first;     /* that goes first */
+    uint32_t left;         /* how many may be looked at yet */
 };
 
 static bool
-keeps_share(const struct core *core, const struct set *set, uint32_t device)
+is_enough(const struct search *s)
 {
-    const struct device *d = &core->devices[device];
-    uint64_t left = set->user->devices[device].bytes - set->bytes;
-
-    return left >= d->info.total / d->n_users;
+    return s->there >= s->wanted;
 }
 
+/* Whether a mapping keeps what is wanted of it. */
 static bool
-is_wanted(const struct core *core, const struct set *set, const struct wanted *wanted)
+is_mapped(const struct search *s, const struct set *set)
 {
-    const struct array *array = set->whole->array;
+    const struct block *block = array_block(set->whole->array);
 
-    if (array->kind == KIND_PINNED ||
-        (wanted->device != DROP_DEVICE_ANY && wanted->device != array->device))
-        return false;
-    if (!wanted->user)
-        return true;
-    if (set->user != array->charge.user || wanted->others == (set->user == wanted->user))
-        return false;
-    return !wanted->others || keeps_share(core, set, array->device);
+    return !LIST_EMPTY(&block->holds) &&
+           (s->of == SHORT_OF_MEMORY ||
+            (s->of == SHORT_OF_QUOTA && block->kind == KIND_LEGACY));
 }
 
+/* The most that comes of it: the last one in a block that arrays share frees that. */
+static uint64_t
+room_of(const struct search *s, const struct set *set)
+{
+    return s->of == SHORT_OF_CHARGES ? set->bytes : array_block(set->whole->array)->size;
+}
+
+/* Whether the set may go. */
 static bool
-is_mapped(const struct set *set)
+look(struct search *s, struct set *set)
 {
-    return !LIST_EMPTY(&array_block(set->whole->array)->holds);
+    s->left--;
+    if (drop_is_held(set)) {
+        set_unlist(set);
+        return false;
+    }
+    if (is_in_doubt(s->core, set) || has_fences(set->whole))
+        return false;
+    bool mapped = is_mapped(s, set);
+    *(mapped ? &s->later : &s->there) += room_of(s, set);
+    return !mapped;
 }
 
-/* The pool's first one. *left: how many may be passed yet. */
-static enum drop
-find(struct core *core, struct pool *pool, const struct wanted *wanted, uint32_t *left,
-     struct set **ret)
+/* Where the next search begins: it goes on only where this one had to stop. */
+static struct set *
+next_of(const struct search *s, struct set *next)
 {
-    enum drop found = DROP_NONE;
-    struct set *set, *next;
+    return s->left ? NULL : next;
+}
 
-    for (set = RB_MIN(droppables, &pool->droppables); set && *left; set = next) {
-        --*left;
+static void
+search_pool(struct search *s, struct pool *pool)
+{
+    struct set *set = pool->drop_next, *next;
+
+    if (!set)
+        set = RB_MIN(droppables, &pool->droppables);
+    for (; set && s->left && !is_enough(s); set = next) {
         next = RB_NEXT(droppables, &pool->droppables, set);
-        if (is_held(set)) {
-            set_unlist(set);
-        } else if (!is_wanted(core, set, wanted) || is_in_doubt(core, set) ||
-                   has_fences(set->whole)) {
-            continue;
-        } else if (wanted->device == DROP_DEVICE_ANY || !is_mapped(set)) {
-            *ret = set;
-            return DROP_DONE;
-        } else {
-            found = DROP_SOON;
+        if (look(s, set) && !s->first)
+            s->first = set;
+    }
+    pool->drop_next = next_of(s, set);
+}
+
+/* The next one: where one of the same pool has been found, and there are enough, of another pool.
+ */
+static struct set *
+next_own(const struct search *s, struct user_device *own, struct set *set,
+         const struct pool *found)
+{
+    struct set last = {.pool = set->pool,
+                       .priority = UINT64_MAX,
+                       .bytes = UINT64_MAX,
+                       .reload_ns = UINT64_MAX,
+                       .idle_ns = UINT64_MAX};
+
+    return found == set->pool && is_enough(s)
+               ? RB_NFIND(own_droppables, &own->droppables, &last)
+               : RB_NEXT(own_droppables, &own->droppables, set);
+}
+
+/* Of its pools' first ones on the device the cheapest goes first. The user keeps that many bytes
+ * there. */
+static void
+search_user(struct search *s, struct user *user, uint32_t device, uint64_t keeps)
+{
+    struct user_device *own = &user->devices[device];
+    struct set *set = own->drop_next, *next;
+    const struct pool *found = NULL;
+    uint64_t bytes = own->bytes;
+
+    if (!set)
+        set = RB_MIN(own_droppables, &own->droppables);
+    for (; set && s->left; set = next) {
+        next = next_own(s, own, set, found);
+        if (own->bytes - set->bytes < keeps) {
+            s->left--;
+        } else if (look(s, set)) {
+            if (bytes - set->bytes < keeps)
+                s->there -= room_of(s, set);
+            else
+                bytes -= set->bytes;
+            if (set->pool != found && (!s->first || set_compare_cost(set, s->first) < 0))
+                s->first = set;
+            found = set->pool;
         }
     }
-    return found;
+    own->drop_next = next_of(s, set);
 }
 
-/* The cheapest of the pools' first ones. The next search begins with the pools that are left. */
-static enum drop
-find_in_all(struct core *core, const struct wanted *wanted, struct set **ret)
+static uint64_t
+share_of(const struct device *device)
 {
-    const struct pool *last = TAILQ_LAST(&core->droppers, pool_queue);
-    uint32_t left = PASSED_MAX;
-    enum drop found = DROP_NONE;
-    bool is_last = !last;
-
-    while (!is_last && left) {
-        struct pool *pool = TAILQ_FIRST(&core->droppers);
-        uint32_t here = left < IN_POOL_MAX ? left : IN_POOL_MAX;
-        struct set *set = NULL;
-
-        is_last = pool == last;
-        left -= here;
-        TAILQ_REMOVE(&core->droppers, pool, of_droppers);
-        TAILQ_INSERT_TAIL(&core->droppers, pool, of_droppers);
-        enum drop in_pool = find(core, pool, wanted, &here, &set);
-        left += here;
-        if (in_pool == DROP_DONE && (found != DROP_DONE || set_compare_cost(set, *ret) < 0))
-            *ret = set;
-        found = in_pool > found ? in_pool : found;
-    }
-    return found;
+    return device->n_users ? device->info.total / device->n_users : device->info.total;
 }
+
+/* Those of others who keep their shares. */
+static void
+search_others(struct search *s, const struct user *user, uint32_t device)
+{
+    struct core *core = s->core;
+    uint64_t share = share_of(&core->devices[device]);
+    struct user key = {.uid = core->drop_next};
+    struct user *from = RB_NFIND(users, &core->users, &key), *other;
+
+    if (!from)
+        from = RB_MIN(users, &core->users);
+    for (other = from; s->left > 0;) {
+        s->left--;
+        if (other != user && other->devices[device].bytes > share)
+            search_user(s, other, device, share);
+        other = RB_NEXT(users, &core->users, other);
+        if (!other)
+            other = RB_MIN(users, &core->users);
+        if (other == from)
+            break;
+    }
+    core->drop_next = other->uid;
+}
+
+/* ---- the drop ---- */
 
 static enum drop
 drop_set(struct core *core, const struct conn *conn, struct set *set)
@@ -177,32 +243,58 @@ drop_set(struct core *core, const struct conn *conn, struct set *set)
     return DROP_DONE;
 }
 
-enum drop
-drop_in_pool(struct core *core, const struct conn *conn, struct pool *pool,
-             const struct user *user)
+/* Nothing goes unless it makes the room that is wanted, as far as the search has come. */
+static enum drop
+drop_found(const struct search *s, const struct conn *conn, struct set *first)
 {
-    const struct wanted wanted = {.device = DROP_DEVICE_ANY, .user = user};
-    uint32_t left = PASSED_MAX;
-    struct set *set;
-    enum drop found = find(core, pool, &wanted, &left, &set);
-
-    return found == DROP_DONE ? drop_set(core, conn, set) : found;
+    if (first && (is_enough(s) || !s->left))
+        return drop_set(s->core, conn, first);
+    return !s->left || (s->later && s->there + s->later >= s->wanted) ? DROP_SOON : DROP_NONE;
 }
 
 enum drop
-drop_on_device(struct core *core, const struct conn *conn, uint32_t device,
-               const struct user *user)
+drop_in_pool(struct core *core, const struct conn *conn, struct pool *pool, uint64_t wanted)
 {
-    struct wanted wanted = {.device = device, .user = user};
-    struct set *set;
-    enum drop found = find_in_all(core, &wanted, &set);
+    struct search s = {.core = core,
+                       .of = SHORT_OF_QUOTA,
+                       .wanted = wanted,
+                       .left = PASSED_MAX};
 
-    if (found != DROP_DONE) {
-        wanted.others = true;
-        enum drop of_others = find_in_all(core, &wanted, &set);
-        found = of_others > found ? of_others : found;
+    search_pool(&s, pool);
+    return drop_found(&s, conn, s.first);
+}
+
+bool
+drop_of_user(struct core *core, const struct conn *conn, uint64_t wanted)
+{
+    const uint64_t *used = &conn->user->used[RES_BYTES], most = *used - wanted;
+    enum drop drop = DROP_DONE;
+    uint32_t left = PASSED_MAX;
+
+    for (uint32_t n = 0; n < DROPS_MAX && drop == DROP_DONE && *used > most; n++) {
+        struct search s = {.core = core, .left = left, .wanted = n ? 1 : wanted};
+        for (uint32_t i = 0; i < core->config.n_devices; i++)
+            search_user(&s, conn->user, i, 0);
+        drop = drop_found(&s, conn, s.first);
+        left = n ? s.left : left;
     }
-    return found == DROP_DONE ? drop_set(core, conn, set) : found;
+    return *used <= most;
+}
+
+enum drop
+drop_on_device(struct core *core, const struct conn *conn, uint32_t device, uint64_t wanted,
+               bool patient)
+{
+    struct search s = {.core = core,
+                       .of = SHORT_OF_MEMORY,
+                       .wanted = wanted,
+                       .left = PASSED_MAX};
+
+    search_user(&s, conn->user, device, 0);
+    struct set *own = TAKE_PTR(s.first);
+    if (!is_enough(&s) && !(patient && s.there + s.later >= wanted) && s.left)
+        search_others(&s, conn->user, device);
+    return drop_found(&s, conn, own ? own : s.first);
 }
 
 int

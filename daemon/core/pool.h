@@ -23,7 +23,6 @@ TAILQ_HEAD(array_list, array);
 TAILQ_HEAD(block_list, block);
 RB_HEAD(pools, pool);
 LIST_HEAD(pool_list, pool);
-TAILQ_HEAD(pool_queue, pool);
 
 struct lingering {      /* lingering arrays with memory */
     uint64_t n;         /* at present */
@@ -63,14 +62,14 @@ struct pool {
     uint32_t number; /* in the journal; 0: none */
     uint64_t floor;  /* the highest generation of the names that it has lost */
     struct names names;
-    struct losts losts;            /* lost names: none of them is in `names` */
-    struct droppables droppables;  /* sets that may be dropped, as far as is known */
-    TAILQ_ENTRY(pool) of_droppers; /* core->droppers, while there are some */
-    struct nameless nameless;      /* arrays without a name that are not pending */
-    struct blocks blocks;          /* all that it is charged for */
-    struct spares spares;          /* spare blocks, by device, kind and size */
-    struct block_list reserved;    /* reserved blocks that are not doomed, oldest first */
-    uint64_t n_drops;              /* of its sets, ever */
+    struct losts losts;           /* lost names: none of them is in `names` */
+    struct droppables droppables; /* sets that may be dropped, as far as is known */
+    struct set *drop_next;        /* of these, that a search has not come to; or NULL */
+    struct nameless nameless;     /* arrays without a name that are not pending */
+    struct blocks blocks;         /* all that it is charged for */
+    struct spares spares;         /* spare blocks, by device, kind and size */
+    struct block_list reserved;   /* reserved blocks that are not doomed, oldest first */
+    uint64_t n_drops;             /* of its sets, ever */
     struct lingering lingering;
     struct doubts doubts; /* of arrays without bytes */
     struct unit *unit;    /* units.h; NULL: the pool is restored */

@@ -143,19 +143,18 @@ create_again(struct core *core, struct conn *conn, uint32_t id, const struct arr
     return rc;
 }
 
-/* Over its limit of bytes, the user makes room by sets of its own in that pool; by as many as one
- * event may drop. */
+/* Over its limit of bytes, the user makes room by sets of its own. */
 static int
 create_charged(struct core *core, struct conn *conn, const struct array_request *req,
                struct array **ret, struct refusal *r)
 {
-    bool fits = req->geometry.span <= user_limit(core, RES_BYTES);
+    uint64_t bytes = array_request_bytes(core, req), limit = user_limit(core, RES_BYTES);
     int rc = array_new(core, conn, req, ret, r);
 
-    for (uint32_t i = 0; i < core->pieces && fits && !core->units && rc == REFUSED &&
-                         r->limit == COUNT_LIMIT_BYTES &&
-                         drop_in_pool(core, conn, req->pool, conn->user) == DROP_DONE;
-         i++)
+    if (rc != REFUSED || r->limit != COUNT_LIMIT_BYTES || bytes > limit || core->units ||
+        (req->name.p && pool_find_array(req->pool, req->name)))
+        return rc;
+    if (drop_of_user(core, conn, conn->user->used[RES_BYTES] + bytes - limit))
         rc = array_new(core, conn, req, ret, r);
     return rc;
 }

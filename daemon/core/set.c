@@ -181,29 +181,48 @@ drop_compare(const struct set *a, const struct set *b)
 
 RB_GENERATE(droppables, set, of_pool, drop_compare)
 
+/* The same within each pool. */
+static int
+own_compare(const struct set *a, const struct set *b)
+{
+    return a->pool != b->pool ? CMP(a->pool, b->pool) : drop_compare(a, b);
+}
+
+RB_GENERATE(own_droppables, set, of_device, own_compare)
+
+static struct user_device *
+device_of(const struct set *set)
+{
+    return &set->user->devices[set->whole->array->device];
+}
+
 void
 set_unlist(struct set *set)
 {
     if (!set->listed)
         return;
-    struct pool *pool = set->array->pool;
+    struct pool *pool = set->pool;
+    struct user_device *own = device_of(set);
     set->listed = false;
+    if (pool->drop_next == set)
+        pool->drop_next = RB_NEXT(droppables, &pool->droppables, set);
+    if (own->drop_next == set)
+        own->drop_next = RB_NEXT(own_droppables, &own->droppables, set);
     RB_REMOVE(droppables, &pool->droppables, set);
-    if (RB_EMPTY(&pool->droppables))
-        TAILQ_REMOVE(&set->user->core->droppers, pool, of_droppers);
+    RB_REMOVE(own_droppables, &own->droppables, set);
 }
 
 void
 set_list(struct core *core, struct set *set)
 {
-    struct pool *pool = set->array->pool;
-
+    if (set->whole->array->kind == KIND_PINNED)
+        return;
     set_unlist(set);
     set->idle_ns = core->now_ns;
+    set->pool = set->array->pool;
     set->listed = true;
-    if (RB_EMPTY(&pool->droppables))
-        TAILQ_INSERT_TAIL(&core->droppers, pool, of_droppers);
-    RB_INSERT(droppables, &pool->droppables, set);
+    RB_INSERT(droppables, &set->pool->droppables, set);
+    RB_INSERT(own_droppables, &device_of(set)->droppables, set);
 }
 
 void

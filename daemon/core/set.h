@@ -48,11 +48,14 @@ struct set {
     /* of a droppable array: its members are all parts of one other */
     bool listed;
     uint64_t priority, reload_ns, bytes;
-    uint64_t idle_ns;      /* when it was last put into the list */
-    RB_ENTRY(set) of_pool; /* listed: in pool->droppables */
+    uint64_t idle_ns;        /* when it was last put into the lists */
+    struct pool *pool;       /* listed: its array's */
+    RB_ENTRY(set) of_pool;   /* pool->droppables */
+    RB_ENTRY(set) of_device; /* its user's on the device */
 };
 
 RB_PROTOTYPE(members, member, node, )
+RB_PROTOTYPE(own_droppables, set, of_device, )
 
 /* Puts an array under a key of the set, or of an array without bytes that never had a name. -ENOMEM
  * or REFUSED. */

@@ -65,8 +65,7 @@ struct core {
     char *strings[2]; /* what config.server and .driver_path point to */
     struct users users;
     struct pools pools;
-    /* with droppable sets; those first that have not been searched for longest */
-    struct pool_queue droppers;
+    uid_t drop_next; /* the user whose sets a search for others' has not come to */
     struct pool_list leaving_pools;
     struct conns conns, departed;
     struct jobs jobs;

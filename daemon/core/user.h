@@ -77,9 +77,13 @@ enum count {
     N_COUNTS,
 };
 
+RB_HEAD(own_droppables, set);
+
 struct user_device {
-    struct dealloc_owner queue; /* its part of the device's queue */
-    uint64_t bytes;             /* of device memory that it is charged for there */
+    struct dealloc_owner queue;       /* its part of the device's queue */
+    uint64_t bytes;                   /* of device memory that it is charged for there */
+    struct own_droppables droppables; /* its sets there that are in their pool's list, too */
+    struct set *drop_next;            /* as the pool's */
 };
 
 struct user {

@@ -139,23 +139,45 @@ needed(const struct core *core, const struct waiter *waiter)
     return ALIGN_UP(array->span, core->devices[array->device].info.granularity);
 }
 
-/* Drops a set for it, unless one has been whose memory is on its way, and is patient anew. Whether
- * memory may come of it. */
 static bool
-make_room(struct core *core, struct waiter *waiter, const struct lingering *lingering,
-          uint32_t device)
+is_patient(const struct core *core, const struct waiter *waiter)
 {
-    enum drop drop = DROP_NONE;
+    return !waiter->patience_ns || waiter->patience_ns > core->now_ns;
+}
 
-    if (!lingering->n_dropped && !core->units && !core->stopping)
-        drop = device == DROP_DEVICE_ANY
-                   ? drop_in_pool(core, waiter->conn, waiter->array->pool, NULL)
-                   : drop_on_device(core, waiter->conn, device, waiter->charge.user);
+/* Drops a set for it, unless one has been whose memory is on its way, and is patient anew. Whether
+ * memory may come of it. of: where so many bytes are wanted, the pool or (NULL) the device. */
+static bool
+make_room(struct core *core, struct waiter *waiter, struct pool *of, uint64_t wanted)
+{
+    uint32_t device = waiter->array->device;
+    const struct lingering *lingering = of ? &of->lingering : &core->devices[device].lingering;
+    enum drop drop;
+
+    if (waiter->array->kind == KIND_PINNED || lingering->n_dropped || core->units ||
+        core->stopping)
+        drop = DROP_NONE;
+    else if (of)
+        drop = drop_in_pool(core, waiter->conn, of, wanted);
+    else
+        drop = drop_on_device(core, waiter->conn, device, wanted, is_patient(core, waiter));
     if (drop == DROP_DONE)
         waiter->patience_ns = 0;
     else if (drop == DROP_SOON && !waiter->patience_ns)
         waiter->patience_ns = core->now_ns + MAPPED_NS;
     return drop != DROP_NONE;
+}
+
+/* How much more than the pool has left; 0: that is not what is short. */
+static uint64_t
+over_quota(const struct pool *pool, uint64_t bytes)
+{
+    uint64_t left = pool->used < pool->quota ? pool->quota - pool->used : 0;
+
+    if (!pool->quota || bytes > pool->quota || bytes <= left)
+        return 0;
+    left = pool->quota - min_u64(pool->used - pool->reserve, pool->quota);
+    return bytes > left ? bytes - left : 1;
 }
 
 /* Blocks that nobody uses may take up the quota: they go first. So may blocks that nobody will use
@@ -169,8 +191,8 @@ wait_for_quota(struct core *core, struct waiter *waiter)
     /* One round for each device, and one more: else others who fill the pool could make it wait for
      * ever. */
     if (device == core->config.n_devices || waiter->quota_waits > core->config.n_devices) {
-        bool may_come = pool->quota && needed(core, waiter) <= pool->quota &&
-                        make_room(core, waiter, &pool->lingering, DROP_DEVICE_ANY);
+        uint64_t over = over_quota(pool, needed(core, waiter));
+        bool may_come = over && make_room(core, waiter, pool, over);
         return wait_for_landing(core, waiter, &pool->lingering, may_come) ? WAITS : REFUSED;
     }
     waiter->quota_waits++;
@@ -353,7 +375,7 @@ refuse_alloc(struct core *core, const struct block *block, const struct core_all
     const struct core_device *d = &core->devices[block->device].info;
     char left[2 * SIZE_TEXT_MAX + 16] = "";
 
-    if (res->error == -ENOMEM && res->free)
+    if (res->error == -ENOMEM && res->free != CORE_FREE_UNKNOWN)
         snprintf(left, sizeof(left), ", %s of %s are free", SIZE_TEXT(res->free),
                  SIZE_TEXT(d->total));
     refusal_fill(r,
@@ -372,10 +394,12 @@ refuse_alloc(struct core *core, const struct block *block, const struct core_all
  */
 static void
 sort_waiter(struct core *core, struct waiter *waiter, uint64_t size,
-            struct waiter_list *smaller, struct waiter_list *retries, const struct refusal *r)
+            struct waiter_list *smaller, struct waiter_list *retries, const struct refusal *r,
+            uint64_t free)
 {
-    const struct lingering *lingering = &core->devices[waiter->array->device].lingering;
-    bool less = size > needed(core, waiter);
+    const struct device *device = &core->devices[waiter->array->device];
+    uint64_t wanted = needed(core, waiter);
+    bool less = size > wanted;
 
     block_put_range(core, TAKE_PTR(waiter->array->range));
     if (r->code == PROTO_ERR_NO_MEMORY && !core->stopping && (less || !waiter->retried)) {
@@ -383,10 +407,10 @@ sort_waiter(struct core *core, struct waiter *waiter, uint64_t size,
         waiter_put(waiter, less ? smaller : retries);
         return;
     }
-    bool may_come = r->code == PROTO_ERR_NO_MEMORY &&
-                    needed(core, waiter) <= core->devices[waiter->array->device].info.total &&
-                    make_room(core, waiter, lingering, waiter->array->device);
-    if (r->code != PROTO_ERR_NO_MEMORY || !wait_for_landing(core, waiter, lingering, may_come))
+    bool may_come = r->code == PROTO_ERR_NO_MEMORY && wanted <= device->info.total &&
+                    make_room(core, waiter, NULL, wanted > free ? wanted - free : 1);
+    if (r->code != PROTO_ERR_NO_MEMORY ||
+        !wait_for_landing(core, waiter, &device->lingering, may_come))
         waiter_end(waiter, r);
 }
 
@@ -402,7 +426,7 @@ alloc_failed(struct core *core, struct block *block, const struct core_alloc_res
     refuse_alloc(core, block, result, &r);
     while ((waiter = TAILQ_FIRST(&block->waiters))) {
         TAILQ_REMOVE(&block->waiters, waiter, link);
-        sort_waiter(core, waiter, block->size, &smaller, &retries, &r);
+        sort_waiter(core, waiter, block->size, &smaller, &retries, &r, result->free);
     }
     block_retire(core, block);
     block_destroy(core, block);

@@ -5,6 +5,7 @@
  */
 #include "array.h"
 #include "device.h"
+#include "drop.h"
 #include "flush.h"
 #include "former.h"
 #include "harness.h"
@@ -274,6 +275,11 @@ check_whole(const struct whole *whole)
     CHECK(uses == whole->n_uses && uses == in_list);
     LIST_FOREACH(set, &whole->vacancies, of_whole)
         CHECK(set->whole == whole);
+    CHECK(!whole->droppable ||
+          (whole->droppable->whole == whole && whole->droppable->array->named &&
+           whole->droppable->array->droppable));
+    CHECK(!whole->droppable || whole->droppable->listed || drop_is_held(whole->droppable) ||
+          whole->array->kind == KIND_PINNED);
 }
 
 /* Bytes of the daemon's memory that they take; counted for t's user alone, where it has one. */

@@ -637,6 +637,7 @@ finish_alloc(struct harness *h, const struct h_job *job, int error)
     struct core_alloc_result result = {.error = error,
                                        .cuda = error ? 2 : 0,
                                        .text = "model",
+                                       .free = CORE_FREE_UNKNOWN,
                                        .fd = -1};
     bool full = job->kind != KIND_PINNED &&
                 h->device_bytes[job->device] + job->size > h->capacity[job->device];
@@ -646,7 +647,8 @@ finish_alloc(struct harness *h, const struct h_job *job, int error)
         result = (struct core_alloc_result){.error = -ENOMEM,
                                             .cuda = 2,
                                             .text = "model memory is full",
-                                            .free = 1,
+                                            .free = h->capacity[job->device] -
+                                                    h->device_bytes[job->device],
                                             .fd = -1};
     if (!result.error) {
         result.handle = ++h->next_handle;

@@ -276,23 +276,23 @@ limited(struct core_config *config)
     config->limits.bytes = 12 * MIB;
 }
 
-/* Over its limit a user makes room by its own sets in that pool, at once, and is charged for these
+/* Over its limit a user makes room by its own sets of all pools, at once, and is charged for these
  * no more. */
 CORE_TEST(drop, own_for_a_limit, limited)
 {
     uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 0, 0);
 
-    droppable(h, a, "open", "mine/", 10 * MIB, 0, 5);
+    droppable(h, a, "open", "mine/", 8 * MIB, 0, 5);
     droppable(h, b, "open", "theirs/", 10 * MIB, 0, 1);
-    droppable(h, a, NULL, "own/", 2 * MIB, 0, 1);
-    cr_assert_eq(ask(h, a, NULL, 12 * MIB), PROTO_ERR_QUOTA, "not of another pool");
-    droppable(h, a, NULL, "own/", 2 * MIB, 0, 1);
+    droppable(h, a, NULL, "own/", 4 * MIB, 0, 1);
     cr_assert_eq(ask(h, a, "open", 13 * MIB), PROTO_ERR_QUOTA, "never");
-    cr_assert(is_there(h, a, "open", "mine/"));
+    cr_assert(is_there(h, a, NULL, "own/"));
     cr_assert_eq(ask(h, a, "open", 4 * MIB), 0);
+    cr_assert_not(is_there(h, a, NULL, "own/"), "of another pool");
+    cr_assert(is_there(h, a, "open", "mine/"));
+    cr_assert_eq(ask(h, a, NULL, 12 * MIB), 0);
     cr_assert_not(is_there(h, a, "open", "mine/"));
     cr_assert(is_there(h, a, "open", "theirs/"));
-    cr_assert(is_there(h, a, NULL, "own/"));
     const struct h_reply *reply = h_request(h, b, MSG_STATUS, &(struct msg_none){});
     cr_assert_eq(reply->status.drops, 2);
     cr_assert_eq(h->audit.kind, AUDIT_DROP);
@@ -300,6 +300,26 @@ CORE_TEST(drop, own_for_a_limit, limited)
     h_unlink(h, a, "mine/", "open");
     h_unlink(h, b, "theirs/", "open");
     h_unlink(h, a, "own/", NULL);
+}
+
+/* A name that is lost is charged in place of one that was there, whatever the limit of names. */
+CORE_TEST(drop, at_a_limit_of_names, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1), n = 0;
+    char name[8];
+
+    droppable(h, a, "shared", "s/", 10 * MIB, 0, 5);
+    do {
+        snprintf(name, sizeof(name), "n%d", (int)++n);
+    } while (!h_create_now(h, a, name, NULL, 0)->error);
+    cr_assert_eq(h->replies[a].error, PROTO_ERR_LIMIT);
+    cr_assert_eq(ask(h, a, "shared", 16 * MIB), 0);
+    cr_assert_not(is_there(h, a, "shared", "s/"));
+    h_unlink(h, a, "s/", "shared");
+    while (--n) {
+        snprintf(name, sizeof(name), "n%d", (int)n);
+        h_unlink(h, a, name, NULL);
+    }
 }
 
 /* A full device: the user's own in any pool, the cheapest of the pools' first ones. */
@@ -337,6 +357,8 @@ CORE_TEST(drop, of_others_what_is_above_their_share, NULL)
     droppable(h, a, "open", "two/", 20 * MIB, 0, 2);
     droppable(h, a, NULL, "three/", 12 * MIB, 0, 3);
     cr_assert_eq(ask(h, b, NULL, 40 * MIB), PROTO_ERR_NO_MEMORY);
+    cr_assert(is_there(h, a, NULL, "one/"), "not in vain");
+    cr_assert_eq(ask(h, b, NULL, 32 * MIB), 0);
     cr_assert_not(is_there(h, a, NULL, "one/"), "52 MiB less 20 are a share");
     cr_assert(is_there(h, a, "open", "two/"));
     cr_assert(is_there(h, a, NULL, "three/"));
@@ -385,4 +407,254 @@ CORE_TEST(drop, of_others_in_a_pool_with_a_quota, NULL)
     droppable(h, b, "shared", "s/", 4 * MIB, 0, 5);
     cr_assert_eq(ask(h, a, "shared", 16 * MIB), 0, "%s", h->replies[a].text);
     h_unlink(h, b, "s/", "shared");
+}
+
+/* ---- not in vain ---- */
+
+/* What cannot fit whatever goes is refused, and nothing goes; neither for something else. */
+CORE_TEST(drop, nothing_in_vain_for_a_quota, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 1000, 10);
+
+    droppable(h, a, "shared", "idle/", 4 * MIB, 0, 1);
+    droppable(h, a, "shared", "used/", 10 * MIB, 0, 5);
+    uint64_t lease = h_open(h, b, "used/a", "shared", "r")->lease;
+    cr_assert_eq(ask(h, a, "shared", 12 * MIB), PROTO_ERR_QUOTA);
+    cr_assert(is_there(h, a, "shared", "idle/"));
+    h_close(h, b, lease);
+    cr_assert_eq(ask(h, a, "shared", 12 * MIB), 0);
+    cr_assert_not(is_there(h, a, "shared", "idle/"));
+    cr_assert_not(is_there(h, a, "shared", "used/"));
+    h_unlink(h, a, "idle/", "shared");
+    h_unlink(h, a, "used/", "shared");
+}
+
+static void
+few_fds(struct core_config *config)
+{
+    config->limits.fds = 4;
+}
+
+CORE_TEST(drop, nothing_where_the_quota_is_not_what_is_short, few_fds)
+{
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 0, 0);
+
+    droppable(h, b, "shared", "s/", 2 * MIB, 0, 1);
+    h_create_now(h, a, "one", NULL, 2 * MIB);
+    h_create_now(h, a, "two", NULL, 2 * MIB);
+    cr_assert_eq(ask(h, a, "shared", 2 * MIB), PROTO_ERR_LIMIT, "%s", h->replies[a].text);
+    cr_assert(is_there(h, b, "shared", "s/"));
+    h_unlink(h, a, "one", NULL);
+    h_unlink(h, a, "two", NULL);
+    h_unlink(h, b, "s/", "shared");
+}
+
+CORE_TEST(drop, nothing_in_vain_for_a_limit, limited)
+{
+    uint64_t a = h_connect(h, 1, 1);
+    struct msg_create_params taken = {.name = MSG_STR("keep"), .exclusive = true};
+
+    droppable(h, a, NULL, "s/", 4 * MIB, 0, 1);
+    h_create_now(h, a, "keep", NULL, 6 * MIB);
+    cr_assert_eq(ask(h, a, NULL, 8 * MIB), PROTO_ERR_QUOTA);
+    cr_assert(is_there(h, a, NULL, "s/"));
+    cr_assert_eq(h_create_as(h, a, 4 * MIB, taken)->error, PROTO_ERR_QUOTA, "it exists");
+    cr_assert(is_there(h, a, NULL, "s/"));
+    cr_assert_eq(ask(h, a, NULL, 6 * MIB), 0);
+    cr_assert_not(is_there(h, a, NULL, "s/"));
+    h_unlink(h, a, "keep", NULL);
+    h_unlink(h, a, "s/", NULL);
+}
+
+/* A create that is a little larger than what it can have by granules. */
+static void
+odd_limit(struct core_config *config)
+{
+    config->limits.bytes = 11 * MIB;
+}
+
+CORE_TEST(drop, nothing_in_vain_by_granules, odd_limit)
+{
+    uint64_t a = h_connect(h, 1, 1);
+
+    droppable(h, a, NULL, "s/", 4 * MIB, 0, 1);
+    cr_assert_eq(ask(h, a, NULL, 11 * MIB), PROTO_ERR_QUOTA);
+    cr_assert(is_there(h, a, NULL, "s/"));
+    h_unlink(h, a, "s/", NULL);
+}
+
+CORE_TEST(drop, nothing_in_vain_for_a_device, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 0, 0);
+
+    droppable(h, a, NULL, "mine/", 10 * MIB, 0, 5);
+    droppable(h, b, NULL, "one/", 20 * MIB, 0, 1);
+    droppable(h, b, "open", "two/", 20 * MIB, 0, 1);
+    cr_assert_eq(ask(h, a, NULL, 46 * MIB), PROTO_ERR_NO_MEMORY, "another's share is 32");
+    cr_assert(is_there(h, a, NULL, "mine/"));
+    cr_assert(is_there(h, b, NULL, "one/"));
+    cr_assert_eq(ask(h, a, NULL, 24 * MIB), 0);
+    cr_assert_not(is_there(h, a, NULL, "mine/"));
+    cr_assert(is_there(h, b, NULL, "one/"));
+    h_unlink(h, a, "mine/", NULL);
+    h_unlink(h, b, "one/", NULL);
+    h_unlink(h, b, "two/", "open");
+}
+
+/* The host's memory is short: sets on the device do not help. */
+CORE_TEST(drop, nothing_for_page_locked_memory, NULL)
+{
+    const struct msg_create_params pinned = {.memory = MSG_STR("pinned"), .exclusive = true};
+    uint64_t a = h_connect(h, 1, 1);
+
+    droppable(h, a, NULL, "s/", 4 * MIB, 0, 1);
+    const struct h_reply *reply = h_create_as(h, a, 2 * MIB, pinned);
+    while (!reply->seen)
+        h_finish(h, h_job(h, CORE_ALLOC), -ENOMEM);
+    cr_assert_eq(reply->error, PROTO_ERR_NO_MEMORY);
+    cr_assert(is_there(h, a, NULL, "s/"));
+    h_unlink(h, a, "s/", NULL);
+}
+
+/* ---- what is mapped, and what is behind it ---- */
+
+/* Own ones that are mapped are waited for. If they stay so, others' go. */
+CORE_TEST(drop, own_that_are_mapped_before_others, NULL)
+{
+    const struct msg_create_params own = {.exclusive = true};
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 0, 0);
+
+    droppable(h, b, NULL, "theirs/", 32 * MIB, 0, 1);
+    droppable(h, b, NULL, "more/", 2 * MIB, 0, 1);
+    uint64_t block = mapped(h, a, NULL, "mine/", 20 * MIB, 0, 5);
+    const struct h_reply *reply = h_create_as(h, a, 20 * MIB, own);
+    for (int i = 0; i < 5; i++) {
+        h_finish_all(h);
+        h_tick(h, TURN_NS);
+        cr_assert_not(reply->seen);
+    }
+    h_forget(h, a, block);
+    for (int i = 0; i < 5; i++) {
+        h_finish_all(h);
+        h_tick(h, TURN_NS);
+    }
+    cr_assert(reply->seen && !reply->error, "%s", reply->text);
+    h_close(h, a, reply->lease);
+    h_forget(h, a, reply->block);
+    cr_assert_not(is_there(h, a, NULL, "mine/"));
+    cr_assert(is_there(h, b, NULL, "more/"));
+    mapped(h, a, NULL, "mine/", 20 * MIB, 0, 5);
+    cr_assert_eq(ask(h, a, NULL, 12 * MIB), 0);
+    cr_assert(is_there(h, a, NULL, "mine/"));
+    cr_assert_not(is_there(h, b, NULL, "more/"));
+    h_unlink(h, a, "mine/", NULL);
+    h_unlink(h, b, "theirs/", NULL);
+    h_unlink(h, b, "more/", NULL);
+}
+
+static void
+many(struct core_config *config)
+{
+    h_sharing(config);
+    config->limits.arrays = config->limits.names = config->limits.leases = 10000;
+}
+
+/* Sets of one part in a block of all, which is mapped. */
+static void
+make_some(struct harness *h, uint64_t conn, const char *pool, int n_sets)
+{
+    static const int64_t n = 1;
+    const struct msg_member part = {.key = MSG_STR("a"),
+                                    .typestr = MSG_STR("|u1"),
+                                    .shape = {&n, 1}};
+    char name[16];
+
+    for (int i = 0; i < n_sets; i++) {
+        struct made made = {.conn = conn, .whole = h_create_now(h, conn, NULL, pool, 1)->lease};
+        made.set = h_create_now(h, conn, NULL, pool, 0)->lease;
+        h_stage_parts(h, conn, made.set, made.whole, &part, 1, false);
+        snprintf(name, sizeof(name), "some%d/", i);
+        publish(h, &made, name, 0, 0);
+        h_close(h, conn, made.set);
+        h_close(h, conn, made.whole);
+    }
+}
+
+static void
+unlink_some(struct harness *h, uint64_t conn, const char *pool, int n_sets)
+{
+    char name[16];
+
+    for (int i = 0; i < n_sets; i++) {
+        snprintf(name, sizeof(name), "some%d/", i);
+        h_unlink(h, conn, name, pool);
+    }
+}
+
+#define MANY 1100 /* more than a search looks at */
+
+/* What lies in a block with others makes more room than its bytes, when it is the last there. */
+CORE_TEST(drop, all_of_a_shared_block, many)
+{
+    uint64_t a = h_connect(h, 1, 1);
+
+    make_some(h, a, "shared", 2);
+    cr_assert_eq(ask(h, a, "shared", 16 * MIB), 0, "%s", h->replies[a].text);
+    cr_assert_not(is_there(h, a, "shared", "some0/"));
+    unlink_some(h, a, "shared", 2);
+}
+
+/* Legacy memory is the pool's until nobody has it mapped. */
+CORE_TEST(drop, legacy_is_in_the_quota_while_it_is_mapped, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1);
+    static const int64_t n = 100;
+    const struct msg_create_params legacy = {.pool = MSG_STR("shared"),
+                                             .memory = MSG_STR("legacy"),
+                                             .exclusive = true};
+    const struct msg_member part = {.key = MSG_STR("a"),
+                                    .typestr = MSG_STR("|u1"),
+                                    .shape = {&n, 1}};
+    struct h_reply whole = h_made(h, a, 10 * MIB, legacy);
+    struct made made = {.conn = a, .whole = whole.lease, .block = whole.block};
+
+    made.set = h_create_now(h, a, NULL, "shared", 0)->lease;
+    h_stage_parts(h, a, made.set, made.whole, &part, 1, false);
+    cr_assert_eq(publish(h, &made, "s/", 0, 5).error, 0);
+    h_close(h, a, made.set);
+    h_close(h, a, made.whole);
+    cr_assert_eq(ask(h, a, "shared", 8 * MIB), PROTO_ERR_QUOTA);
+    cr_assert(is_there(h, a, "shared", "s/"));
+    h_forget(h, a, made.block);
+    cr_assert_eq(ask(h, a, "shared", 8 * MIB), 0);
+    h_unlink(h, a, "s/", "shared");
+}
+
+/* However many come before it, a set goes. */
+CORE_TEST(drop, behind_many_that_stay, many)
+{
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 0, 0), c = h_connect(h, 1000, 10);
+
+    make_some(h, b, "open", MANY);
+    droppable(h, a, "open", "mine/", 30 * MIB, 1, 5);
+    cr_assert_eq(ask(h, a, NULL, 40 * MIB), 0, "another's");
+    cr_assert_not(is_there(h, a, "open", "mine/"));
+    h_age(h);
+    uint64_t of_b = h_made(h, b, 22 * MIB, exclusive).lease;
+    uint64_t of_c = h_made(h, c, 22 * MIB, exclusive).lease;
+    droppable(h, c, NULL, "theirs/", 4 * MIB, 0, 5);
+    cr_assert_eq(ask(h, a, NULL, 16 * MIB), 0, "of other users");
+    cr_assert_not(is_there(h, c, NULL, "theirs/"));
+    h_close(h, b, of_b);
+    h_close(h, c, of_c);
+    h_age(h);
+    make_some(h, a, NULL, MANY);
+    droppable(h, a, NULL, "last/", 30 * MIB, 1, 5);
+    cr_assert_eq(ask(h, a, NULL, 40 * MIB), 0, "own");
+    cr_assert_not(is_there(h, a, NULL, "last/"));
+    unlink_some(h, b, "open", MANY);
+    unlink_some(h, a, NULL, MANY);
+    h_unlink(h, a, "last/", NULL);
+    h_unlink(h, a, "mine/", "open");
+    h_unlink(h, c, "theirs/", NULL);
 }
