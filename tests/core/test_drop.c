@@ -525,9 +525,9 @@ CORE_TEST(drop, own_that_are_mapped_before_others, NULL)
     uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 0, 0);
 
     droppable(h, b, NULL, "theirs/", 32 * MIB, 0, 1);
-    droppable(h, b, NULL, "more/", 2 * MIB, 0, 1);
-    uint64_t block = mapped(h, a, NULL, "mine/", 20 * MIB, 0, 5);
-    const struct h_reply *reply = h_create_as(h, a, 20 * MIB, own);
+    droppable(h, b, NULL, "more/", 12 * MIB, 0, 1);
+    uint64_t block = mapped(h, a, NULL, "mine/", 16 * MIB, 0, 5);
+    const struct h_reply *reply = h_create_as(h, a, 16 * MIB, own);
     for (int i = 0; i < 5; i++) {
         h_finish_all(h);
         h_tick(h, TURN_NS);
@@ -543,8 +543,8 @@ CORE_TEST(drop, own_that_are_mapped_before_others, NULL)
     h_forget(h, a, reply->block);
     cr_assert_not(is_there(h, a, NULL, "mine/"));
     cr_assert(is_there(h, b, NULL, "more/"));
-    mapped(h, a, NULL, "mine/", 20 * MIB, 0, 5);
-    cr_assert_eq(ask(h, a, NULL, 12 * MIB), 0);
+    mapped(h, a, NULL, "mine/", 16 * MIB, 0, 5);
+    cr_assert_eq(ask(h, a, NULL, 16 * MIB), 0);
     cr_assert(is_there(h, a, NULL, "mine/"));
     cr_assert_not(is_there(h, b, NULL, "more/"));
     h_unlink(h, a, "mine/", NULL);
