@@ -249,7 +249,9 @@ drop_found(const struct search *s, const struct conn *conn, struct set *first)
 {
     if (first && (is_enough(s) || !s->left))
         return drop_set(s->core, conn, first);
-    return !s->left || (s->later && s->there + s->later >= s->wanted) ? DROP_SOON : DROP_NONE;
+    if (!s->left)
+        return DROP_MORE;
+    return s->later && s->there + s->later >= s->wanted ? DROP_SOON : DROP_NONE;
 }
 
 enum drop
@@ -292,8 +294,10 @@ drop_on_device(struct core *core, const struct conn *conn, uint32_t device, uint
 
     search_user(&s, conn->user, device, 0);
     struct set *own = TAKE_PTR(s.first);
-    if (!is_enough(&s) && !(patient && s.there + s.later >= wanted) && s.left)
+    if (!is_enough(&s) && !(patient && s.there + s.later >= wanted)) {
+        s.left = PASSED_MAX;
         search_others(&s, conn->user, device);
+    }
     return drop_found(&s, conn, own ? own : s.first);
 }
 

@@ -32,6 +32,7 @@ struct user;
 enum drop {
     DROP_NONE,
     DROP_SOON, /* some may be, when nobody has them mapped any more: n_over tells */
+    DROP_MORE, /* there are more to be looked at */
     DROP_DONE,
 };
 

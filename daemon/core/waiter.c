@@ -124,7 +124,7 @@ wait_for_landing(struct core *core, struct waiter *waiter, const struct lingerin
     if (waiter->patience_ns <= core->now_ns && !core->units)
         return false;
     waiter->lingering = lingering;
-    waiter->n_over = lingering->n_over;
+    waiter->n_over = lingering->n_over - waiter->again;
     waiter_put(waiter, &core->hopeful);
     linger_later(core, LINGER_TURN_NS);
     return true;
@@ -161,9 +161,10 @@ make_room(struct core *core, struct waiter *waiter, struct pool *of, uint64_t wa
         drop = drop_in_pool(core, waiter->conn, of, wanted);
     else
         drop = drop_on_device(core, waiter->conn, device, wanted, is_patient(core, waiter));
+    waiter->again = drop == DROP_MORE;
     if (drop == DROP_DONE)
         waiter->patience_ns = 0;
-    else if (drop == DROP_SOON && !waiter->patience_ns)
+    else if (drop != DROP_NONE && !waiter->patience_ns)
         waiter->patience_ns = core->now_ns + MAPPED_NS;
     return drop != DROP_NONE;
 }

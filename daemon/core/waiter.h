@@ -31,6 +31,7 @@ struct waiter {
     /* in core->hopeful: the lingering arrays that it waits for */
     const struct lingering *lingering;
     uint64_t n_over;      /* their count when it began to wait */
+    bool again;           /* it does not wait for that: sets are left to be looked at */
     uint64_t patience_ns; /* until when it may wait for them; 0: it has not */
     bool refused;         /* in user->done: with a refusal; else with a range */
     struct refusal refusal;
