@@ -103,6 +103,7 @@ publish_params(const struct caid_array *array, const char *name,
         .droppable = (o->flags & CAID_PUBLISH_DROPPABLE) != 0,
         .priority = o->priority,
         .reload_ns = o->reload_ns,
+        .after = o->after,
     };
 }
 

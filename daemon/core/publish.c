@@ -158,6 +158,17 @@ name_is_free(const struct array *old, bool new, struct refusal *r)
                   old->creating ? "is being created" : "exists", old->pool->name);
 }
 
+static int
+name_is_left_at(struct pool *pool, struct msg_str name, uint64_t generation, struct refusal *r)
+{
+    const struct lost *lost = generation ? lost_find(pool, name) : NULL;
+
+    if (!generation || (lost && lost->generation == generation))
+        return 0;
+    return refuse(r, PROTO_ERR_STALE, "\"%.*s\" in pool \"%s\" is not left at generation %llu",
+                  STR_FMT(name), pool->name, (unsigned long long)generation);
+}
+
 int
 array_publish(struct core *core, struct array *array, const struct conn *conn,
               const struct publish_request *req, struct refusal *r)
@@ -166,6 +177,8 @@ array_publish(struct core *core, struct array *array, const struct conn *conn,
     _cleanup_(publication_deinit) struct publication p = {0};
     int rc = name_is_free(old, req->new, r);
 
+    if (rc == 0)
+        rc = name_is_left_at(array->pool, req->name, req->after, r);
     if (rc == 0)
         rc = set_check_name(array, req->name, r);
     if (rc == 0)

@@ -23,6 +23,7 @@ struct publish_request {
     bool keeps_ttl; /* renamed: its time to live, and whether it is droppable, stay */
     bool droppable; /* drop.h */
     uint64_t priority, reload_ns;
+    uint64_t after; /* REFUSED unless the name is lost, and had this generation; 0: any */
 };
 
 /* Gives the array a name of its pool, in place of any array that has it now; its own old name goes.

@@ -61,6 +61,7 @@ publish_check(const struct msg_publish_params *p, struct conn *conn,
         .droppable = p->droppable,
         .priority = p->priority,
         .reload_ns = p->reload_ns,
+        .after = p->after,
     };
     *ret = lease->array;
     return 0;

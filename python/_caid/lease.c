@@ -586,14 +586,13 @@ lease_publish_droppable(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     struct lease_object *self = lease(op);
     struct caid_publish_options options = CAID_INIT(struct caid_publish_options);
     const char *name;
-    bool is_new;
 
     if (lease_check(self) < 0 ||
         PY_ARGS(self->client->state, "publish_droppable", PY_NAME(name),
-                PY_TEXT(options.metadata, INVALID), PY_ARG(options.stream), PY_ARG(is_new),
-                PY_ARG(options.priority), PY_ARG(options.reload_ns)) < 0)
+                PY_TEXT(options.metadata, INVALID), PY_ARG(options.stream),
+                PY_ARG(options.after), PY_ARG(options.priority), PY_ARG(options.reload_ns)) < 0)
         return NULL;
-    options.flags = CAID_PUBLISH_DROPPABLE | (is_new ? CAID_PUBLISH_NEW : 0);
+    options.flags = CAID_PUBLISH_DROPPABLE;
     return lease_publish_as(self, name, &options);
 }
 

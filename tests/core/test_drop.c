@@ -46,6 +46,18 @@ publish(struct harness *h, const struct made *made, const char *name, uint64_t p
                                                    .reload_ns = reload_ns});
 }
 
+/* As publish(), of a name that is to be left at a generation. Returns the error. */
+static int
+publish_after(struct harness *h, const struct made *made, const char *name, uint64_t after)
+{
+    return h_request(h, made->conn, MSG_PUBLISH,
+                     &(struct msg_publish_params){.lease = made->set,
+                                                  .name = MSG_STR(name),
+                                                  .droppable = true,
+                                                  .after = after})
+        ->error;
+}
+
 /* Nobody has it open, but its maker has it mapped. Returns the block. */
 static uint64_t
 mapped(struct harness *h, uint64_t conn, const char *pool, const char *name, int64_t bytes,
@@ -397,6 +409,36 @@ CORE_TEST(drop, leaves_shares, NULL)
         cr_assert(after == before || after >= H_MEMORY / 2);
     }
     cr_assert_gt(n_drops, 0);
+}
+
+/* What is made again displaces nothing that is newer. */
+CORE_TEST(drop, is_made_good_where_nobody_has_done_it, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1);
+
+    droppable(h, a, "shared", "s/", 4 * MIB, 0, 1);
+    struct h_reply *open = h_open(h, a, "s/", "shared", "r");
+    uint64_t generation = open->generation;
+    struct made made;
+
+    h_close(h, a, open->lease);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(ask(h, a, "shared", 16 * MIB), 0);
+        cr_assert_not(is_there(h, a, "shared", "s/"));
+        made = make(h, a, "shared", 4 * MIB);
+        cr_assert_eq(publish_after(h, &made, "s/", generation + 1 - (uint64_t)i),
+                     PROTO_ERR_STALE);
+        cr_assert_eq(publish_after(h, &made, "s/", generation), i ? PROTO_ERR_STALE : 0);
+        cr_assert_eq(publish_after(h, &made, "s/", generation), PROTO_ERR_STALE, "it is there");
+        h_close(h, a, made.set);
+        h_close(h, a, made.whole);
+        h_forget(h, a, made.block);
+    }
+    h_unlink(h, a, "s/", "shared");
+    made = make(h, a, "shared", 4 * MIB);
+    cr_assert_eq(publish_after(h, &made, "s/", generation + 1), PROTO_ERR_STALE, "taken away");
+    h_close(h, a, made.set);
+    h_close(h, a, made.whole);
 }
 
 /* A quota: any in the pool. */

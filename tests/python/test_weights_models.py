@@ -166,7 +166,7 @@ def test_what_is_refused(client, tmp_path, options):
 def test_files_that_have_changed_are_told(client, other, dropped):
     path = dropped()
     path.rename(path.with_suffix(".away"))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=f"m was dropped .* open.path=.*{path}"):
         weights.open("m", client=client)
     assert not is_there(client)
     models.write_version(path, 8)
@@ -179,7 +179,7 @@ def test_files_that_have_changed_are_told(client, other, dropped):
 def test_a_set_that_tells_nothing(client, dropped):
     with client.array(numpy.zeros(1)) as array:
         lease = client._set_create(array._memory, (("a", 0, "<f8", None, (1,), None),))
-    lease._publish_droppable("m/", "[1]", 0, False, 0, 1)
+    lease._publish_droppable("m/", "[1]", 0, 0, 0, 1)
     lease.close()
     drop_all(client)
     with pytest.raises(caid.DroppedError, match="^m: .* load[(][)] it$"):
@@ -224,22 +224,20 @@ def test_all_who_wait_get_one_version(client, other, dropped):
 
 
 def test_a_newer_model_is_not_displaced(client, other, dropped, tmp_path, monkeypatch):
-    """Loaded by another one during the load; also if it has been dropped, too, since."""
+    """Loaded by another one until the moment of publishing; also if it has been dropped, too, since."""
     newer = models.write_version(tmp_path / "newer", 9)
-    filled = _load.filled
+    publish = _load.Loading.publish
     for keep in "always", "droppable":
         dropped()
 
-        @contextlib.contextmanager
-        def late(*args, keep=keep, **kwargs):
-            monkeypatch.setattr(_load, "filled", filled)
-            with filled(*args, **kwargs) as loadings:
-                weights.load(newer, "m", client=other, keep=keep)
-                if keep == "droppable":
-                    took_all(other)
-                yield loadings
+        def late(loading, keep=keep, **after):
+            monkeypatch.setattr(_load.Loading, "publish", publish)
+            weights.load(newer, "m", client=other, keep=keep)
+            if keep == "droppable":
+                took_all(other)
+            return publish(loading, **after)
 
-        monkeypatch.setattr(_load, "filled", lambda *args, keep=None, **kwargs: late(*args, **kwargs))
+        monkeypatch.setattr(_load.Loading, "publish", late)
         assert value_of(client) == 9
 
 
@@ -315,7 +313,7 @@ def test_another_users_path_is_not_read(daemon, client, dropped, for_all, tmp_pa
     drop_all(client, "shared")
     with monkeypatch.context() as m:
         m.setattr(_again, "read_model", lambda paths: pytest.fail(f"{paths} are read"))
-        with pytest.raises(caid.DroppedError, match=f"^m: .* user {THEM} loaded it: path="):
+        with pytest.raises(caid.DroppedError, match=f"^m: .* user {THEM} loaded it: open[(]path="):
             weights.open("m", pool="shared", client=client)
     assert not is_there(client, pool="shared")
     mine = models.write_version(tmp_path / "mine", 8)
@@ -329,7 +327,7 @@ def test_the_user_who_stands_for_many_is_nobodys_own(daemon, client, dropped, fo
     path = models.write_version(for_all / "theirs", 7)
     as_them(daemon, "shared", path, "keep", them=OVERFLOW)
     drop_all(client, "shared")
-    assert f"user {OVERFLOW} loaded it: path=" in as_them(daemon, "shared", "", "", them=OVERFLOW)
+    assert f"user {OVERFLOW} loaded it: open(path=" in as_them(daemon, "shared", "", "", them=OVERFLOW)
     assert not is_there(client, pool="shared")
 
 

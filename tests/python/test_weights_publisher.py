@@ -120,6 +120,8 @@ def test_what_does_not_fit_is_told_at_once_and_nothing_is_written(client, other,
         p.publish(given)
     for told in "'none': missing", "'a': shape (4, 3), not (3, 4)", "'b': <i4, not <i2", "'scalar': no array", "'more': not":
         assert told in str(e.value), e.value
+    with pytest.raises(TypeError, match="a mapping .* not list"):
+        p.publish([*given.values()])
     assert landed(p, other) == 1
 
 

@@ -336,6 +336,7 @@ struct caid_publish_options {
     /* Of a droppable set: in a pool, those of a lower priority are dropped first, then those that
      * take fewer bytes and less time to make again. */
     uint64_t priority, reload_ns;
+    uint64_t after; /* the generation that the name was dropped at, or CAID_ERR_STALE; 0: any */
 };
 
 /* Puts the array under a name of its pool, at once and as a whole: whoever opens the name before

@@ -137,10 +137,12 @@ def load(
     if memory not in ("device", "pinned"):
         raise invalid(f"memory {memory!r}: weights are in \"device\" or \"pinned\" memory")
 
-    if keep not in ("always", "droppable") or type(priority) is not int or not 0 <= priority < 1 << 64:
-        raise invalid(f"keep {keep!r}, priority {priority!r}: \"always\" or \"droppable\", and 64 bits")
+    if keep not in ("always", "droppable"):
+        raise invalid(f"keep {keep!r}: it is \"always\" or \"droppable\"")
+    if type(priority) is not int or not 0 <= priority < 1 << 64:
+        raise invalid(f"priority {priority!r}: it is an int of 0 to 2**64 - 1")
     if priority and keep == "always":
-        raise invalid("priority: of a droppable model")
+        raise invalid(f"priority {priority}: a model that is kept has none; keep=\"droppable\"")
     began = time.monotonic_ns()
     paths = [model] if isinstance(model, (str, os.PathLike)) else model and list(model)  # None: another rank's
     only = [only] if isinstance(only, str) else None if only is None else list(only)

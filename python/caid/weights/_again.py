@@ -20,7 +20,7 @@ import warnings
 from typing import Any, NamedTuple
 
 from .._base import _metadata
-from .._base._errors import AccessError, DroppedError, ExistsError, invalid
+from .._base._errors import AccessError, DroppedError, StaleError, invalid
 from . import _load, _plan, _progress
 from ._safetensors import read_model
 from ._turn import left, turn
@@ -141,21 +141,26 @@ def _loaded(client, name, mode, pool, path):
     if recipe is None:
         raise _refusal(name, "nothing tells what it was loaded from: load() it")
     if path is None and dropped.uid != _own_uid(client, pool):
-        raise _refusal(name, f"user {dropped.uid} loaded it: path= says from which files of yours it is loaded again")
+        raise _refusal(name, f"user {dropped.uid} loaded it: open(path=) says from which files of yours it is loaded again")
     paths = recipe["model"] if path is None else [path] if isinstance(path, (str, os.PathLike)) else list(path)
     options = {key: recipe.get(key) for key in _OPTIONS}
-    plan = _plan.make(read_model(paths), name, **options)
+    try:
+        model = read_model(paths)
+    except OSError as e:
+        if path is not None or e.errno is None:
+            raise
+        why = f"{e.strerror}; {name[:-1]} was dropped as memory was short: open(path=) loads it again from other files"
+        raise OSError(e.errno, why, e.filename) from None
+    plan = _plan.make(model, name, **options)
     keep = keep_of(paths, plan, dropped.priority, began, **options)
     if keep.recipe["files"] != recipe["files"]:
         what = f"{name[:-1]}: files have changed since version {dropped.generation} was loaded: {', '.join(map(str, paths))}"
         warnings.warn(what, stacklevel=2)
     where = {"pool": pool, "devices": [client._index_of(recipe["device"])], "memory": "device"}
     with _load.filled(client, plan, [name], progress=_progress.none, keep=keep, **where) as (loading,):
-        now = _record(client, name, pool)
-        if now is not None and now.generation == dropped.generation:
-            with contextlib.suppress(ExistsError):
-                loading.publish(new=True)
-                return client.open_set(name, mode, pool=pool)
+        with contextlib.suppress(StaleError):
+            loading.publish(after=dropped.generation)
+            return client.open_set(name, mode, pool=pool)
     return None
 
 

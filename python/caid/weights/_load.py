@@ -93,8 +93,9 @@ class Loading:
         parts = self._plan.parts
         return [*parts.items(), *((key, parts[of]) for key, of in self._plan.tied.items())]
 
-    def publish(self, *, new: bool = False) -> int:
-        """Publishes the set. Returns its generation. ExistsError: something has the name, and it is to be new."""
+    def publish(self, *, after: int = 0) -> int:
+        """Publishes the set. Returns its generation. `after`: of a model that was dropped, the generation; StaleError:
+        the name has got another one since."""
         if self._text:
             self.put(self._plan.nbytes, numpy.frombuffer(self._text, "u1"))
         keep = self._keep
@@ -105,9 +106,9 @@ class Loading:
         stream = 0 if self._stream is None else self._stream.ptr
         text = _metadata.encode(self._told)
         if keep is None:
-            return self._set.publish(self._prefix, text, stream, new, None, 0)
+            return self._set.publish(self._prefix, text, stream, False, None, 0)
         took_ns = time.monotonic_ns() - keep.began
-        return self._set._publish_droppable(self._prefix, text, stream, new, keep.priority, took_ns)
+        return self._set._publish_droppable(self._prefix, text, stream, after, keep.priority, took_ns)
 
     def _publish_many(self, metadata):
         """As publish(), by an array for each tensor; those without bytes are no parts."""

@@ -574,6 +574,8 @@ class Publisher(OfProcess, NotCompared, Closing):
             As for version().
         """
         self._check()
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"state_dict: a mapping of tensors is needed, not {type(state_dict).__name__}")
         misfits = list(_misfits(self._members.of, state_dict))
         if misfits:
             raise invalid(f"{self.name}: {_listed(misfits)}")
