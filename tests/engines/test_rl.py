@@ -27,7 +27,7 @@ def on_the_host():
     torch.cuda.device = lambda _: contextlib.nullcontext()
     torch.cuda.get_device_properties = lambda _: types.SimpleNamespace(uuid=GPU)
 
-    def rebuild(cls, shape, strides, offset, storage_class, dtype, device, handle, nbytes, at, grad, manager, *_):
+    def rebuild(cls, shape, strides, offset, storage_class, dtype, device, handle, nbytes, at, grad, counter, n, manager, *_):
         storage = torch.UntypedStorage._new_shared_filename_cpu(manager, handle, nbytes)
         return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
 
@@ -37,7 +37,7 @@ def on_the_host():
     def reduce(tensor):
         manager, handle, nbytes = tensor.untyped_storage()._share_filename_cpu_()
         storage = torch.storage.TypedStorage, torch.uint8, 0, handle, nbytes, 0
-        return rebuild, (torch.Tensor, tensor.size(), tensor.stride(), 0, *storage, False, manager, 0, b"", True)
+        return rebuild, (torch.Tensor, tensor.size(), tensor.stride(), 0, *storage, False, b"/torch_1_2_3", 0, manager, True)
 
     return reduce
 

@@ -64,7 +64,7 @@ from caid.rl import _wire
 torch.dtype.__reduce__ = lambda self: str.__str__(self)
 torch.dtype.__module__ = "torch"
 
-args = [T, torch.Size([1024]), (1,), 0, storage.TypedStorage, torch.uint8, 7, b"h" * 66, 2048, 0, False, b"r", 0, b"e", True]
+args = [T, torch.Size([1024]), (1,), 0, storage.TypedStorage, torch.uint8, 7, b"h" * 66, 2048, 0, False, b"/torch_1_2_3", 0, b"e", True]
 
 def handle(**changes):
     changed = [changes.get(f"a{i}", value) for i, value in enumerate(args)]
@@ -111,7 +111,7 @@ sender, failure = follow(
 assert failure is None and sender.answers == [""] * 5 and not sender.messages, (failure, sender.answers)
 assert got == [("w", [[0, 1, 2], [3, 4, 5]]), ("none", []), ("again", [[0, 1, 2], [3, 4, 5]])] and ends == [3]
 (args,) = built
-assert args[0] is T and args[5:8] == (torch.uint8, 0, b"h" * 66) and args[8:] == (2048, 0, False, b"r", 0, b"e", True)
+assert args[0] is T and args[5:8] == (torch.uint8, 0, b"h" * 66) and args[8:] == (2048, 0, False, b"/torch_1_2_3", 0, b"e", True)
 """)
 
 
@@ -172,7 +172,7 @@ for data in b"", b"\\x80", b"garbage", pickle.dumps([one()])[:-9], b"cposix\\nsy
     [
         "a0=storage.TypedStorage", "a1=torch.Size([2049])", "a1=torch.Size([16, 64])", "a1=(-1,)", "a1=1024", "a2=(2,)",
         "a3=1025", "a3=-1", "a3=True", "a4=T", "a5=torch.float32", "a6='0'", "a7='h'", "a7=None", "a8=1023", "a9=None",
-        "a10=True", "a11=1", "a12=-1", "a13=''", "a14=1",
+        "a10=True", "a11=1", "a11=b'/x'", "a11=b'/torch_1_2_3/../x'", "a12=-1", "a12=10000", "a13=''", "a14=1",
     ],
 )  # fmt: skip
 def test_a_handle_with_other_arguments_is_refused(changes):
@@ -210,7 +210,11 @@ os.mkdir(f"{{base}}/open", 0o755)
 os.mkdir(f"{{base}}/mine", 0o700)
 os.symlink(f"{{base}}/mine", f"{{base}}/link")
 _wire.check_address(f"ipc://{{base}}/mine/x")
-others = [f"ipc://{{base}}/{{name}}/x" for name in ("open", "link", "none")]
+os.makedirs(f"{{base}}/all/mine", 0o700)
+os.chmod(f"{{base}}/all", 0o777)
+os.mkdir(f"{{base}}/mine/mine", 0o700)
+names = "open", "link", "none", "all/mine", "link/mine", "mine/../mine"  # of the last three, others or a link lead there
+others = [f"ipc://{{base}}/{{name}}/x" for name in names]
 if os.geteuid() == 0:
     os.mkdir(f"{{base}}/other", 0o700)
     os.chown(f"{{base}}/other", 1, 1)

@@ -77,8 +77,7 @@ class Versions(NotCompared):
                     raise invalid(f"{self._name}: {misfits[0]}")
                 given.add(key)
                 w._fill({key: tensor.detach()})
-                if w._stream is not None and not tensor.is_cuda:
-                    w._stream.synchronize()  # the host's tensor may change when this returns
+                w._stream = None  # the next tensor may be another stream's: at the end all are waited for
 
             yield put
             missing = members.keys() - given

@@ -12,7 +12,9 @@ import gc
 import io
 import math
 import os
+import pathlib
 import pickle
+import re
 import stat
 import traceback
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 _MESSAGE_MAX = 256 << 20  # bytes
+_COUNTERS = 10000  # in one piece of shared memory: PyTorch's CUDA_IPC_REF_COUNTER_FILE_SIZE
 
 
 class Name(NamedTuple):
@@ -77,13 +80,24 @@ def folder() -> str:
 
 
 def check_address(address: str) -> None:
-    """PermissionError: somebody else could have made the socket."""
+    """PermissionError: somebody else could have made the socket, or could put another in its place."""
     if not isinstance(address, str) or not address.startswith("ipc:///"):
         raise PermissionError(
             f"{address!r}: anyone can make such a socket; one in a folder of mode 0700 is needed, as"
             " caid.rl.checkpoint_engine.private_sockets() makes"
         )
-    _check_private(os.path.dirname(address[len("ipc://") :]))
+    path = os.path.dirname(address[len("ipc://") :])
+    _check_private(path)
+    folder = pathlib.Path(path)
+    if ".." in folder.parts or not all(map(_is_kept, folder.parents)):
+        raise PermissionError(f"{path}: others can put another folder there")
+
+
+def _is_kept(path):
+    """Whether what is this user's in a folder stays there: others neither own it nor, but for a sticky one, write it."""
+    status = os.lstat(path)
+    mine = stat.S_ISDIR(status.st_mode) and status.st_uid in (0, os.geteuid())
+    return mine and bool(status.st_mode & stat.S_ISVTX or not status.st_mode & 0o022)
 
 
 def _is_private(path):
@@ -114,13 +128,18 @@ def _is_bytes(value):
     return type(value) is bytes
 
 
+def _is_counter(value):
+    """Whether it is the name of shared memory of PyTorch's, in which it counts who uses a buffer."""
+    return type(value) is bytes and re.fullmatch(rb"/torch_\d+_\d+_\d+", value) is not None
+
+
 _KINDS: tuple[Callable[[Any], bool], ...] = (
     _TENSORS.__contains__,  # the parameters of rebuild_cuda_tensor(): the tensor's class,
     _is_shape, _is_shape, _is_count,  # shape, strides, offset,
     _STORAGES.__contains__, lambda dtype: dtype is torch.uint8, _is_count,  # the storage's class, type, device,
     _is_bytes, _is_count, _is_count,  # handle, size and offset,
     lambda requires_grad: requires_grad is False,
-    _is_bytes, _is_count, _is_bytes, lambda is_needed: type(is_needed) is bool,  # its counter of uses, and its event
+    _is_counter, lambda at: _is_count(at) and at < _COUNTERS, _is_bytes, lambda is_needed: type(is_needed) is bool,  # its counter of uses, and its event
 )  # fmt: skip
 
 
