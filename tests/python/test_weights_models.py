@@ -391,7 +391,9 @@ ANSWERS = """
     while True:
         i = choose.randrange(12)
         with caid.weights.open(f"m{i}", client=client) as w:
-            print(i, w.version, models.value_of(w), flush=True)
+            told = i, w.version, models.value_of(w)
+        client.flush()  # which the others' loads need
+        print(*told, flush=True)
 """
 
 
@@ -414,7 +416,9 @@ def test_twelve_models_in_the_memory_of_four(daemon, client, tmp_path, dropped):
             versions.add((asked, version))
             assert asked == value
             if choose.random() < 0.1:
-                workers.pop(at).kill()
+                killed = workers.pop(at)
+                killed.kill()
+                wait_until(lambda: killed.pid not in [c.pid for c in client.connections()])  # the daemon has seen it
     finally:
         for worker in workers.values():
             worker.kill()
