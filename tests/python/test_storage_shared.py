@@ -117,7 +117,7 @@ class Elsewhere(Child):
     def answer(self):
         answer = self.process.stdout.readline()
         assert answer, self.finish()
-        return eval(answer, {"caid": caid, "array": np.array})
+        return eval(answer, {"caid": caid, "array": np.array, "np": np})
 
 
 @pytest.fixture
