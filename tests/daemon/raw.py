@@ -95,7 +95,7 @@ class Closed(Exception):
 class Client:
     """One connection; it has said hello unless told not to."""
 
-    def __init__(self, path, hello=True, timeout=20):
+    def __init__(self, path, hello=True, timeout=60):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.next_id = 0
         self.fds = []  # of the last packet

@@ -54,6 +54,33 @@ def wait_until(condition, facts=lambda: ""):
         time.sleep(0.005)
 
 
+def is_asleep(task):
+    """Whether that task of /proc has come to wait: it sleeps whenever one looks."""
+    states = set()
+    for _ in range(3):
+        states.add(pathlib.Path("/proc", task, "stat").read_text().rpartition(")")[2].split()[0])
+        time.sleep(0.01)
+    return states == {"S"}
+
+
+def until_it_waits(thread):
+    """Until its call waits. A thread that has not come so far, or waits for a processor, does not sleep."""
+    wait_until(lambda: is_asleep(f"self/task/{thread.native_id}"))
+
+
+def at_last(call):
+    """What a call gives, however often its client has too little time for it."""
+    results = []
+
+    def is_done():
+        with contextlib.suppress(caid.TimeoutError):
+            results.append(call())
+        return results
+
+    wait_until(is_done)
+    return results[0]
+
+
 def n_blocks(client):
     """That memory is freed in is kept for the next who wants some, and for a while: not now."""
     client.flush()

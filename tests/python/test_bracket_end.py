@@ -5,11 +5,10 @@ import gc
 import os
 import signal
 import threading
-import time
 
 import pytest
 from brackets import begins, contents, ends, entry, figures, filled
-from conftest import PATIENCE_S, forked, in_thread, n_leases, wait_until
+from conftest import PATIENCE_S, forked, in_thread, is_asleep, n_leases, wait_until
 
 import caid
 from caid._handoff import _pending
@@ -299,8 +298,7 @@ def test_ctrl_c_gives_the_bracket_up(child, client, shared, stream):
             """
         )
         c.expect("up")
-        wait_until(lambda: figures(client)[2] == 1)
-        time.sleep(0.1)
+        wait_until(lambda: figures(client)[2] == 1 and is_asleep(str(c.pid)))
         os.kill(c.pid, signal.SIGINT)
         c.expect("given up")
         wait_until(lambda: figures(client) == (0, 1, 0, False))

@@ -5,7 +5,7 @@ import gc
 import os
 
 import pytest
-from conftest import PATIENCE_S, Held, in_thread, n_live, refuses, wait_until
+from conftest import PATIENCE_S, Held, in_thread, n_live, refuses, until_it_waits, wait_until
 
 import caid
 
@@ -76,7 +76,7 @@ def test_close_while_another_thread_waits(client, two):
     with Held(two[0]) as held:
         e.record(two[0])
         thread, ended = in_thread(e.synchronize)
-        thread.join(0.02)
+        until_it_waits(thread)
         e.close()
         held.gate.set()
         thread.join(PATIENCE_S)

@@ -13,7 +13,7 @@ import threading
 import time
 
 import pytest
-from conftest import PATIENCE_S, Held, in_thread, wait_until
+from conftest import PATIENCE_S, Held, in_thread, is_asleep, until_it_waits, wait_until
 
 import caid
 
@@ -24,12 +24,14 @@ from fake_daemon import DEVICE, HELLO, fake_daemon  # noqa: E402
 @contextlib.contextmanager
 def interrupted(expected=KeyboardInterrupt):
     """The main thread gets a SIGINT in here, as from a terminal, once it has come to wait."""
-    woken = threading.Event()
+    woken, main = threading.Event(), threading.get_native_id()
 
     def press():
-        if not woken.wait(0.15):
+        while not (woken.is_set() or is_asleep(f"self/task/{main}")):
+            pass
+        if not woken.is_set():
             os.kill(os.getpid(), signal.SIGINT)
-        if not woken.wait(PATIENCE_S / 4):  # it is not to hang for good
+        if not woken.wait(PATIENCE_S):  # it is not to hang for good
             os.kill(os.getpid(), signal.SIGKILL)
 
     thread = threading.Thread(target=press)
@@ -156,7 +158,7 @@ def test_one_that_waits_while_another_thread_reads(daemon, client, stopped):
     """The main thread does not read from the daemon: it waits for the one that does."""
     stopped()
     reader, ended = in_thread(client.ping)
-    reader.join(0.05)
+    until_it_waits(reader)
     with interrupted():
         client.ping()
     assert ended == []

@@ -4,12 +4,11 @@
 import gc
 import os
 import signal
-import threading
 import weakref
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, after_gate, forked, in_a_thread, in_thread, in_threads, n_leases, softcuda, wait_until
+from conftest import PATIENCE_S, after_gate, forked, in_a_thread, in_thread, in_threads, is_asleep, n_leases, softcuda, wait_until
 
 import caid
 from caid._handoff import _pending
@@ -503,7 +502,7 @@ def test_ctrl_c_ends_the_wait_of_a_close(child, client):
         """
     )
     c.expect("up")
-    threading.Event().wait(0.2)
+    wait_until(lambda: is_asleep(str(c.pid)))
     os.kill(c.pid, signal.SIGINT)
     c.expect("closed")
     c.go()

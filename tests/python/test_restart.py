@@ -24,7 +24,7 @@ import hypothesis
 import hypothesis.stateful as stateful
 import numpy
 import pytest
-from conftest import PATIENCE_S, Child, in_a_thread, in_thread, wait_until
+from conftest import PATIENCE_S, Child, at_last, in_a_thread, in_thread, wait_until
 from hypothesis import strategies as st
 from restarts import Deaf, Restarts
 from uids import taking
@@ -364,7 +364,7 @@ def test_a_bracket_that_is_open(restarts, child, lives):
             for other in (a.read(timeout=0.2), a.write(timeout=0.2), b.write(timeout=0.2)):
                 with pytest.raises(caid.TimedOutError):
                     other.begin()
-            with b.read(timeout=5):
+            with b.read(timeout=PATIENCE_S):
                 pass
             writer.kill()
         wait_until(lambda: [(e.name, e.abandoned) for e in c.list()] == [("x", True), ("y", False)])
@@ -436,7 +436,7 @@ def test_work_on_its_way_is_waited_for(enqueued):
     writer.expect("done")
     with a.read() as v:
         assert read(v) == 2
-    with a.write(timeout=5):
+    with a.write(timeout=PATIENCE_S):
         assert not c.show("x").entry.abandoned
 
 
@@ -484,7 +484,7 @@ def test_work_whose_process_is_killed_is_abandoned(restarts, enqueued, again):
     wait_until(lambda: c.show("x").entry.abandoned)
     with pytest.raises(caid.AbandonedError):
         a.read().begin()
-    with a.write(timeout=5):
+    with a.write(timeout=PATIENCE_S):
         pass
 
 
@@ -513,9 +513,9 @@ def test_a_start_is_no_turn(restarts):
         for i in range(30):
             c.create(f"x{i}", 1000, "<f4", exclusive=True).close()
     restarts.end()
-    restarts.start("env", "CAID_SOFTCUDA_FAIL=cuInit=delay:1000000,cuMemImportFromShareableHandle=delay:50000")
+    restarts.start("env", "CAID_SOFTCUDA_FAIL=cuInit=delay:3000000,cuMemImportFromShareableHandle=delay:100000")
     with restarts.connect() as c:
-        assert 0 < c.status().turn_wall_ns < 1_000_000_000
+        assert 0 < c.status().turn_wall_ns < 3_000_000_000
 
 
 def test_nobody_waits_for_what_another_one_has():
@@ -529,9 +529,12 @@ def test_nobody_waits_for_what_another_one_has():
             for i in range(30):
                 c.create(f"x{i}", 1000, "<f4", exclusive=True).close()
         r.end()
-        r.start("env", "CAID_SOFTCUDA_FAIL=cuMemImportFromShareableHandle=delay:100000")
-        other = Child("with caid.Client() as client:\n    client.create('y', 10, '<f4').close()\n    print('made')", r.env, **them)
+        code = "step('up')\nwith caid.Client() as client:\n    client.create('y', 10, '<f4').close()\n    print('made')"
+        other = Child(code, r.env, **them)
         stack.callback(other.kill)
+        other.expect("up")
+        r.start("env", "CAID_SOFTCUDA_FAIL=cuMemImportFromShareableHandle=delay:100000")
+        other.go()
         other.expect("made")
         assert "are back" not in r.log()
         with r.connect() as c:
@@ -566,7 +569,7 @@ def test_a_timeline_keeps_its_name(restarts):
             t.signal(None, 2)
             with other.open_timeline("t") as after:
                 for u in (before, after):
-                    u.wait(None, 2, timeout=5)
+                    u.wait(None, 2, timeout=PATIENCE_S)
         wait_until(lambda: not other.timelines())
 
 
@@ -767,15 +770,15 @@ def test_what_is_deferred_stays_so(restarts):
 def test_a_deferral_whose_end_is_answered_late(restarts):
     with restarts.connect() as c, caid.Client(restarts.address, call_timeout=0.2) as one:
         deferral = one.defer_cleanup()
-        deferral.__enter__()
+        at_last(deferral.__enter__)
         restarts.process.send_signal(signal.SIGSTOP)
         with pytest.raises(caid.TimeoutError):
             deferral.__exit__(None, None, None)
         restarts.process.send_signal(signal.SIGCONT)
         wait_until(lambda: [user.deferred for user in c.users()] == [0])
-        one.status()
+        at_last(one.status)
         restarts.restart()
-        one.status()
+        at_last(one.status)
         assert [user.deferred for user in c.users()] == [0]
 
 
@@ -794,7 +797,7 @@ def test_who_gives_up_says_so(restarts):
             with pytest.raises(caid.DisconnectedError):
                 never.ping()
             restarts.start()
-            with b.write(timeout=5) as v:
+            with b.write(timeout=PATIENCE_S) as v:
                 v.fill(2)
             assert read(a) == read(opened) == 2
             a.close()
@@ -808,7 +811,7 @@ def test_who_closes_while_the_daemon_is_away_says_so(restarts):
             restarts.end()
             gone.close()
             restarts.start()
-            with c.open("x", "rw") as b, b.write(timeout=5) as v:
+            with c.open("x", "rw") as b, b.write(timeout=PATIENCE_S) as v:
                 v.fill(2)
         assert value_of(c, "x") == 2
 
@@ -919,7 +922,7 @@ def test_a_timeline_outlives_a_daemon_then_the_keeper_then_a_daemon(restarts):
         restarts.restart()
         t.signal(None, 2)
         with other.open_timeline("t") as u:
-            u.wait(None, 2, timeout=5)
+            u.wait(None, 2, timeout=PATIENCE_S)
 
 
 def limited(n_bytes):
@@ -940,7 +943,7 @@ def test_a_start_that_fails_leaves_what_it_has_taken_over(restarts):
         restarts.start()
         assert value_of(c, "x") == 1
         t.signal(None, 1)
-        t.wait(None, 1, timeout=5)
+        t.wait(None, 1, timeout=PATIENCE_S)
 
 
 def test_both_die(restarts):
@@ -1178,7 +1181,7 @@ def test_the_time_of_a_ticket_goes_on(tmp_path):
                 return c.status().arrays == 0
 
         with r.connect() as c:
-            assert c.status().arrays == 1
+            assert c.status().arrays == 1 or "sent an array" in r.log()
         wait_until(has_gone)
 
 

@@ -6,7 +6,7 @@ import time
 
 import numpy
 import pytest
-from conftest import n_leases, wait_until
+from conftest import PATIENCE_S, n_leases, wait_until
 
 import caid
 
@@ -211,11 +211,11 @@ def test_what_is_no_set_is_refused(client):
 def test_a_watch_of_a_prefix_and_of_names_under_it(client):
     with client.watch("s/") as whole, client.watch("s/a") as one, client.watch("s/z") as none:
         first = publish(client, "s/", {"a": 1})
-        assert whole.get(5).generation == one.get(5).generation == first
+        assert whole.get(PATIENCE_S).generation == one.get(PATIENCE_S).generation == first
         second = publish(client, "s/", {"b": 1})
-        assert (whole.get(5).generation, one.get(5).generation) == (second, 0)
+        assert (whole.get(PATIENCE_S).generation, one.get(PATIENCE_S).generation) == (second, 0)
         for watch in (whole, one, none):
             with pytest.raises(caid.TimedOutError):
                 watch.get(0)
-        with client.open("s/b", wait=True, timeout=5) as b:
+        with client.open("s/b", wait=True, timeout=PATIENCE_S) as b:
             assert b.generation == second

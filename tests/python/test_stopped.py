@@ -11,7 +11,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import PATIENCE_S, in_thread, wait_until
+from conftest import PATIENCE_S, at_last, in_thread, wait_until
 
 import caid
 
@@ -179,10 +179,10 @@ def test_a_call_is_given_up_and_what_comes_late_is_given_back(client, hasty, sto
             wait_until(lambda: figures(client) == before)
             client.unlink("gone")
         assert [entry.name for entry in client.list()] == ["kept"]
-        hasty.ping()
-        hasty.open("kept").close()
-        hasty.create("made", 4, "|u1").close()
-        hasty.unlink("made")
+        at_last(hasty.ping)
+        at_last(lambda: hasty.open("kept")).close()
+        at_last(lambda: hasty.create("made", 4, "|u1", exist_ok=True)).close()
+        at_last(lambda: hasty.unlink("made", missing_ok=True))
 
 
 def test_a_name_that_has_gone_to_another_array_is_not_taken_back(client, hasty, stop):
@@ -195,21 +195,21 @@ def test_a_name_that_has_gone_to_another_array_is_not_taken_back(client, hasty, 
         thread.join(PATIENCE_S)
         generation, = ended
         wait_until(lambda: client.status().leases == 1)
-        hasty.ping()
+        at_last(hasty.ping)
         assert client.show("made").entry.generation == generation
 
 
 def test_a_publish_that_was_given_up_may_have_been_done(client, hasty, stop):
-    with hasty.empty(4, "|u1") as a:
+    with at_last(lambda: hasty.empty(4, "|u1")) as a:
         stop()
         late(lambda: a.publish("published"))
         stop.go()
         wait_until(lambda: [entry.name for entry in client.list()] == ["published"])
-        a.publish("published")
+        at_last(lambda: a.publish("published"))
 
 
 def test_brackets_of_a_stopped_daemon(client, hasty, stop):
-    with client.create("shared", 4, "|u1") as mine, hasty.open("shared") as theirs:
+    with client.create("shared", 4, "|u1") as mine, at_last(lambda: hasty.open("shared")) as theirs:
         stop()
         late(lambda: theirs.read().__enter__())
         late(lambda: theirs.read(timeout=SOON_S).__enter__())
@@ -217,15 +217,15 @@ def test_brackets_of_a_stopped_daemon(client, hasty, stop):
         stop.go()
         with mine.write(timeout=PATIENCE_S):  # nobody reads it
             pass
-        with theirs.read():
+        with theirs.read(timeout=PATIENCE_S):
             pass
 
 
 def test_a_bracket_that_has_no_time_has_that_of_calls(client, hasty):
-    with client.create("shared", 4, "|u1") as mine, hasty.open("shared") as theirs:
+    with client.create("shared", 4, "|u1") as mine, at_last(lambda: hasty.open("shared")) as theirs:
         with mine.write():
             late(lambda: theirs.read().__enter__())
-        with theirs.read():
+        with theirs.read(timeout=PATIENCE_S):
             pass
 
 
@@ -234,7 +234,7 @@ def test_a_part_that_is_published_late(client, hasty, stop):
         arena.publish(name, memory.pop(), shape=10, dtype="|u1")
 
     with hasty.arena() as arena:
-        memory = [arena.allocate(1000), arena.allocate(1000)]
+        memory = [at_last(lambda: arena.allocate(1000)) for _ in range(2)]
         stop()
         late(lambda: publish("part"))
         late(lambda: publish("part"))
@@ -274,7 +274,7 @@ def test_threads_that_share_a_connection(hasty, stop):
         thread.join(PATIENCE_S)
         assert isinstance(ended[0], caid.TimeoutError)
     stop.go()
-    threads = [in_thread(hasty.ping) for _ in range(8)]
+    threads = [in_thread(lambda: at_last(hasty.ping)) for _ in range(8)]
     for thread, ended in threads:
         thread.join(PATIENCE_S)
         assert ended == [None]

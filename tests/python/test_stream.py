@@ -14,7 +14,7 @@ import weakref
 import numpy
 import pytest
 from arenas import ByDlpack
-from conftest import PATIENCE_S, Held, in_thread, in_threads, n_live, refuses, run_async, wait_until
+from conftest import PATIENCE_S, Held, in_thread, in_threads, is_asleep, n_live, refuses, run_async, until_it_waits, wait_until
 
 import caid
 
@@ -257,7 +257,7 @@ def test_one_that_the_driver_does_not_know(client, soft):
 def test_synchronize_waits(client):
     with client.stream() as s, Held(s) as held:
         thread, ended = in_thread(s.synchronize)
-        time.sleep(0.02)
+        until_it_waits(thread)
         assert not ended and not s.is_done
         held.gate.set()
         thread.join(PATIENCE_S)
@@ -269,8 +269,9 @@ def test_auto_synchronize(client, slow):
     with client.stream() as s:
         with s.auto_synchronize() as same:
             assert same is s
-            s.add_callback(lambda *_: called.append(1))
-            assert not called
+            with Held(s):
+                s.add_callback(lambda *_: called.append(1))
+                assert not called
         assert called == [1]
         with pytest.raises(KeyError, match="the block's"), s.auto_synchronize():
             s.add_callback(lambda *_: called.append(2))
@@ -299,7 +300,8 @@ def test_close_while_others_wait(client):
     s = client.stream()
     with Held(s) as held:
         waiters = [in_thread(s.synchronize) for _ in range(4)]
-        time.sleep(0.02)
+        for thread, _ in waiters:
+            until_it_waits(thread)
         s.close()
         assert s.closed
         with pytest.raises(caid.ClosedError):
@@ -316,9 +318,10 @@ def test_close_while_others_wait(client):
 def test_callbacks_are_called_in_order(client, slow):
     called = []
     with client.stream() as s:
-        for i in range(10):
-            s.add_callback(lambda *args: called.append(args), i)
-        assert not called
+        with Held(s):
+            for i in range(10):
+                s.add_callback(lambda *args: called.append(args), i)
+            assert not called
         s.synchronize()
         assert called == [(s, 0, i) for i in range(10)]
         assert called[0][0] is s
@@ -434,9 +437,10 @@ def test_async_done(client, slow):
     async def main():
         called = []
         with client.stream() as s:
-            s.add_callback(lambda *_: called.append(1))
-            future = s.async_done()
-            assert isinstance(future, asyncio.Future) and not future.done() and not called
+            with Held(s):
+                s.add_callback(lambda *_: called.append(1))
+                future = s.async_done()
+                assert isinstance(future, asyncio.Future) and not future.done() and not called
             assert await future is None and called == [1]
             s.synchronize()  # the callback's thread may be on its way back still
             assert s.query()
@@ -595,7 +599,7 @@ def test_ctrl_c_ends_the_wait_for_a_callback_at_exit(child):
         """
     )
     c.expect("up")
-    time.sleep(0.3)
+    wait_until(lambda: is_asleep(str(c.pid)))
     os.kill(c.pid, signal.SIGINT)
     _, errors = c.finish()
     assert "KeyboardInterrupt" in errors

@@ -4,7 +4,7 @@
 import time
 
 import pytest
-from conftest import PATIENCE_S, in_a_thread, in_thread, refuses, wait_until
+from conftest import PATIENCE_S, in_a_thread, in_thread, refuses, until_it_waits, wait_until
 
 import caid
 
@@ -149,7 +149,8 @@ def is_abandoned(timeline):
 def test_close_ends_the_waits_of_this_object(frames):
     _, opened = frames
     waits = [in_thread(lambda s=s: opened.wait(s, 1)) for s in (None, 1)]
-    time.sleep(0.02)
+    for thread, _ in waits:
+        until_it_waits(thread)
     opened.close()
     for thread, ended in waits:
         thread.join(PATIENCE_S)

@@ -249,7 +249,7 @@ def test_dispatch_outside_the_loop_does_not_swallow_news(daemon, client, monkeyp
     async def main():
         c = caid.default_client()
         with c, c.watch("w") as watch:
-            task = asyncio.ensure_future(watch.wait(5))
+            task = asyncio.ensure_future(watch.wait(PATIENCE_S))
             await asyncio.sleep(0.01)
             generation = publish_unseen(client)
             if by == "dispatch":
@@ -267,7 +267,7 @@ def test_dispatch_of_one_loop_wakes_the_others(daemon, client):
         busy, seen = threading.Event(), threading.Event()
 
         async def first():
-            task = asyncio.ensure_future(watch.wait(5))
+            task = asyncio.ensure_future(watch.wait(PATIENCE_S))
             await asyncio.sleep(0.01)
             busy.set()
             seen.wait(PATIENCE_S)
@@ -297,7 +297,7 @@ def test_a_new_client_with_the_old_ones_fd(daemon, client):
         await asyncio.sleep(0.01)
         c.close()
         with daemon.connect() as c, c.watch("w") as watch:
-            new = asyncio.ensure_future(watch.wait(5))
+            new = asyncio.ensure_future(watch.wait(PATIENCE_S))
             with pytest.raises(caid.CancelledError):
                 await old
             await asyncio.sleep(0.01)
@@ -328,7 +328,7 @@ def test_news_is_not_lost_with_a_task_cancelled_by_the_reader(client):
             generation = publish_unseen(client)
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert (await watch.wait(5)).generation == generation
+            assert (await watch.wait(PATIENCE_S)).generation == generation
 
     run_async(main())
 
@@ -363,7 +363,7 @@ def test_a_task_that_nobody_keeps_goes_on_waiting(client):
         await asyncio.sleep(0.01)
         gc.collect()
         publish(client)
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), PATIENCE_S)
 
     run_async(main())
 

@@ -14,7 +14,7 @@ import time
 import models
 import numpy
 import pytest
-from conftest import in_thread, wait_until
+from conftest import PATIENCE_S, in_thread, wait_until
 
 import caid
 from caid import weights
@@ -89,18 +89,25 @@ def test_signals(client, old, tmp_path, dtype, n_signals):
     """Ctrl-C, and some more of it while the threads come to their ends."""
     some = numpy.zeros(1 << 20, "<f4").tobytes()
     path = models.write(tmp_path / "floats", {f"{i}": ("F32", (1 << 20,), some) for i in range(8)})
-    main, begun = threading.get_ident(), threading.Event()
+    main, begun, sent = threading.get_ident(), threading.Event(), threading.Event()
 
     def shower():
         begun.wait()
         for _ in range(n_signals):
             signal.pthread_kill(main, signal.SIGINT)
+            sent.set()
             time.sleep(0.002)
+
+    def progress(done, total):
+        begun.set()
+        time.sleep(0.02)
+        if done == total:  # not all is there before the first of them
+            sent.wait(PATIENCE_S)
 
     with unharmed(client, tmp_path, KeyboardInterrupt):
         thread, _ = in_thread(shower)
         try:
-            weights.load(path, "m", dtype=dtype, client=client, progress=lambda *_: begun.set() or time.sleep(0.02))
+            weights.load(path, "m", dtype=dtype, client=client, progress=progress)
         finally:
             while thread.is_alive():
                 with contextlib.suppress(KeyboardInterrupt):
