@@ -231,7 +231,8 @@ drop_set(struct core *core, const struct conn *conn, struct set *set)
     like.generation = array->generation;
     like.metadata = array_metadata(array);
     like.more = (struct lost_more){set->priority, set->reload_ns, set->bytes};
-    if (lost_new(pool, set->user, array_name(array), &like) < 0)
+    /* a name with a time to live ends with the set: nobody would take it away */
+    if (!array->expires && lost_new(pool, set->user, array_name(array), &like) < 0)
         return DROP_NONE;
     audit_drop(core, conn, array, set->bytes);
     metrics_count(set->user, COUNT_DROPS, 1);

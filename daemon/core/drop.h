@@ -2,7 +2,7 @@
 /*
  * Dropping: where memory is short, sets that were published as droppable make room. Such a set
  * loses its name as a whole, and the name is recorded as lost (lost.h), with what the set's
- * publisher has said of it: who opens it next makes it again.
+ * publisher has said of it: who opens it next makes it again. A name with a time to live just ends.
  *
  * A set is dropped when nobody can reach it, the array whose parts its members are (the whole), or
  * any part of that, but by the set's name: as of a set that is vacated (vacate.h). For a device

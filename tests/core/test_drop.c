@@ -255,6 +255,21 @@ CORE_TEST(drop, by_its_creators_word_alone, NULL)
     h_unlink(h, a, "s/", "shared");
 }
 
+/* A name with a time to live leaves no record: nobody would take that away. */
+CORE_TEST(drop, ends_a_name_with_a_time_to_live, NULL)
+{
+    uint64_t a = h_connect(h, 1, 1);
+
+    droppable(h, a, "shared", "s/", 10 * MIB, 0, 5);
+    const struct msg_expire_params ttl = {.name = MSG_STR("s/"),
+                                          .pool = MSG_STR("shared"),
+                                          .ttl_ns = 1000 * TURN_NS};
+    cr_assert_eq(h_request(h, a, MSG_EXPIRE, &ttl)->error, 0);
+    cr_assert_eq(ask(h, a, "shared", 16 * MIB), 0);
+    cr_assert_eq(h_open(h, a, "s/", "shared", "r")->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_unlink(h, a, "s/", "shared")->error, PROTO_ERR_NOT_FOUND);
+}
+
 /* A full device gets nothing from a set whose memory is mapped. */
 CORE_TEST(drop, not_while_somebody_has_it_mapped, NULL)
 {
