@@ -206,6 +206,26 @@ def test_recipes_are_checked(changes, absent):
     assert all(type(path) is str for path in found["model"]) and found["model"] is not None
 
 
+def test_a_full_device_gets_what_others_have_mapped_last(tmp_path, monkeypatch):
+    """Who has closed a small model has it mapped yet, and unmaps it by itself."""
+    monkeypatch.setenv("CAID_SOFTCUDA_MEMORY", "16M")
+    path = models.write_version(tmp_path / "m.safetensors", 7)
+
+    def took_all():
+        with contextlib.suppress(caid.OutOfMemoryError), taker.empty(16 * MIB, "|u1"):
+            return True
+        return False
+
+    with caid.LocalDaemon(driver="soft") as d, d.connect() as holder, d.connect() as taker:
+        weights.load(path, "m", client=holder, keep="droppable")
+        with weights.open("m", client=holder) as w:
+            assert models.value_of(w) == 7
+            assert not took_all()
+        assert is_there(holder)
+        wait_until(took_all)
+        assert not is_there(holder)
+
+
 # --- by whom ----------------------------------------------------------------------------------
 
 
