@@ -4,8 +4,12 @@
  */
 #include "harness.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "books.h"
 #include "caid_test.h"
+#include "lost.h"
 #include "state.h"
 
 #define TURN_NS UINT64_C(10000000)
@@ -712,4 +716,226 @@ CORE_TEST(drop, behind_many_that_stay, many)
     unlink_some(h, b, NULL, MANY);
     h_unlink(h, a, "mine/", NULL);
     h_unlink(h, c, "theirs/", NULL);
+}
+
+/* ---- histories ---- */
+
+#define N_SETS   8
+#define N_USERS  3
+#define N_LEASES 24
+
+/* Who has what at random: sets of three users in three pools, leases on them and on their parts,
+ * mappings, and processes that hang up with these. */
+struct history {
+    struct harness *h;
+    uint64_t random;
+    uint64_t conns[N_USERS], dying; /* that has hung up; 0: none */
+
+    struct h_set {
+        uint32_t pool, user;
+        uint64_t bytes; /* 0: there is none */
+    } sets[N_SETS];
+
+    struct h_lease {
+        uint64_t conn, lease, block; /* conn 0: there is none; block 0: of a set */
+        uint32_t set;
+    } leases[N_LEASES];
+
+    uint32_t n_drops, n_refused;
+};
+
+static const char *const history_pools[] = {NULL, "open", "shared"};
+static const uid_t history_uids[N_USERS] = {1, 0, 1000};
+
+static uint32_t
+below(struct history *y, uint32_t n)
+{
+    y->random = y->random * UINT64_C(6364136223846793005) + 1442695040888963407;
+    return (uint32_t)(y->random >> 33) % n;
+}
+
+static const char *
+history_name(uint32_t set, bool part)
+{
+    static char name[16];
+
+    snprintf(name, sizeof(name), "s%u/%s", set, part ? "a" : "");
+    return name;
+}
+
+static bool
+is_open(const struct history *y, uint32_t set)
+{
+    for (int i = 0; i < N_LEASES; i++)
+        if (y->leases[i].lease && y->leases[i].set == set)
+            return true;
+    return false;
+}
+
+static bool
+is_dropped(struct history *y, uint32_t set)
+{
+    const struct h_set *s = &y->sets[set];
+    struct pool *pool = pool_find(y->h->core, conn_find(&y->h->core->conns, y->conns[s->user]),
+                                  msg_str_opt(history_pools[s->pool]));
+
+    return lost_find(pool, MSG_STR(history_name(set, false)));
+}
+
+/* What a create has brought about: a refused one nothing, and none what somebody has. */
+static void
+look_at_sets(struct history *y, bool refused)
+{
+    for (uint32_t i = 0; i < N_SETS; i++) {
+        struct h_set *s = &y->sets[i];
+        if (!s->bytes || !is_dropped(y, i))
+            continue;
+        cr_assert_not(is_open(y, i), "%u is in use", i);
+        cr_assert_not(refused, "%u went in vain", i);
+        h_unlink(y->h, y->conns[s->user], history_name(i, false), history_pools[s->pool]);
+        s->bytes = 0;
+        y->n_drops++;
+    }
+}
+
+static int
+history_ask(struct history *y, uint32_t user, uint32_t pool, int64_t bytes)
+{
+    int error = ask(y->h, y->conns[user], history_pools[pool], bytes);
+    cr_assert(!error || error == PROTO_ERR_QUOTA || error == PROTO_ERR_NO_MEMORY);
+    y->n_refused += error != 0;
+    look_at_sets(y, error);
+    return error;
+}
+
+static void
+history_make(struct history *y, uint32_t i)
+{
+    struct h_set *s = &y->sets[i];
+    int64_t bytes = (1 + below(y, 4)) * 2 * MIB;
+
+    if (s->bytes)
+        return;
+    uint32_t user = below(y, N_USERS), pool = below(y, user == 2 ? 2 : 3);
+    if (history_ask(y, user, pool, bytes))
+        return;
+    *s = (struct h_set){pool, user, (uint64_t)bytes};
+    uint64_t block = mapped(y->h, y->conns[user], history_pools[pool], history_name(i, false),
+                            bytes, below(y, 2), below(y, 3));
+    if (below(y, 4))
+        h_forget(y->h, y->conns[user], block);
+}
+
+static void
+history_open(struct history *y, uint32_t set)
+{
+    struct h_set *s = &y->sets[set];
+    bool part = below(y, 2);
+    uint32_t user = s->pool == 0 ? s->user : below(y, N_USERS), i = 0;
+
+    while (i < N_LEASES && y->leases[i].lease)
+        i++;
+    if (!s->bytes || i == N_LEASES)
+        return;
+    const struct h_reply *reply =
+        h_open(y->h, y->conns[user], history_name(set, part), history_pools[s->pool], "r");
+    if (reply->error == PROTO_ERR_PERMISSION || reply->error == PROTO_ERR_NOT_FOUND)
+        return;
+    cr_assert_eq(reply->error, 0, "%s", reply->text);
+    y->leases[i] = (struct h_lease){y->conns[user], reply->lease, part ? reply->block : 0, set};
+}
+
+static void
+history_close(struct history *y, uint32_t i)
+{
+    struct h_lease was = y->leases[i];
+
+    if (!was.lease || was.conn == y->dying)
+        return;
+    h_close(y->h, was.conn, was.lease);
+    y->leases[i] = (struct h_lease){0};
+    for (int k = 0; k < N_LEASES; k++)
+        if (y->leases[k].conn == was.conn && y->leases[k].set == was.set)
+            return;
+    if (was.block && below(y, 2) &&
+        hold_find(&conn_find(&y->h->core->conns, was.conn)->holds, was.block))
+        h_forget(y->h, was.conn, was.block);
+}
+
+static void
+end_leases(struct history *y, bool all)
+{
+    for (int i = 0; i < N_LEASES; i++)
+        if (y->leases[i].conn == y->dying && (all || !y->leases[i].block))
+            y->leases[i] = (struct h_lease){0};
+}
+
+/* A process hangs up with all that it has, and has exited later: then its leases on memory end. */
+static void
+history_exit(struct history *y, uint32_t user)
+{
+    if (y->dying) {
+        h_exit(y->h, y->dying);
+        end_leases(y, true);
+        y->dying = 0;
+    } else if (y->h->next_conn < H_CONNS - 2 * N_USERS) {
+        y->dying = y->conns[user];
+        h_hangup(y->h, y->dying);
+        end_leases(y, false);
+        y->conns[user] = h_connect(y->h, history_uids[user], 10);
+    }
+}
+
+static void
+history_step(struct history *y)
+{
+    uint32_t i = below(y, N_SETS);
+
+    switch (below(y, 8)) {
+    case 0:
+    case 1: history_make(y, i); break;
+    case 2: history_open(y, i); break;
+    case 3:
+    case 4: history_close(y, below(y, N_LEASES)); break;
+    case 5:
+        if (below(y, 4) == 0)
+            history_exit(y, below(y, N_USERS));
+        break;
+    default: history_ask(y, below(y, N_USERS), below(y, 2), (1 + below(y, 30)) * 2 * MIB);
+    }
+}
+
+/* Whatever has been, a user gets all that others do not have: its own sets go. */
+static void
+history_end(struct history *y)
+{
+    if (y->dying)
+        history_exit(y, 0);
+    for (uint32_t i = 0; i < N_LEASES; i++)
+        history_close(y, i);
+    for (uint32_t i = 0; i < N_USERS; i++) { /* what they have mapped */
+        h_disconnect(y->h, y->conns[i]);
+        y->conns[i] = h_connect(y->h, history_uids[i], 10);
+    }
+    for (uint32_t user = 0; user < N_USERS; user++) {
+        int64_t others = 0;
+        for (uint32_t i = 0; i < N_SETS; i++)
+            others += y->sets[i].user == user ? 0 : (int64_t)y->sets[i].bytes;
+        cr_assert_eq(history_ask(y, user, 0, (int64_t)H_MEMORY - others), 0);
+        for (uint32_t i = 0; i < N_SETS; i++)
+            cr_assert(!y->sets[i].bytes || y->sets[i].user != user, "%u stays", i);
+    }
+}
+
+CORE_TEST(drop, histories, NULL)
+{
+    const char *seed = getenv("CAID_TEST_SEED"), *n = getenv("CAID_TEST_SEQUENCES");
+    struct history y = {.h = h, .random = seed ? strtoull(seed, NULL, 10) : 1};
+
+    for (uint32_t i = 0; i < N_USERS; i++)
+        y.conns[i] = h_connect(h, history_uids[i], 10);
+    for (int i = n ? atoi(n) : 1000; i > 0; i--)
+        history_step(&y);
+    history_end(&y);
+    cr_assert(y.n_drops && y.n_refused);
 }
