@@ -75,10 +75,13 @@ enum short_of {
 struct search {
     struct core *core;
     enum short_of of;
-    uint64_t wanted;       /* bytes */
-    uint64_t there, later; /* of sets that may go, and that may when nobody has them mapped */
-    struct set *first;     /* that goes first */
-    uint32_t left;         /* how many may be looked at yet */
+    uint64_t wanted;         /* bytes */
+    uint64_t there, later;   /* of sets that may go, and that may when nobody has them mapped */
+    struct set *first;       /* that goes first */
+    struct set *planned;     /* the same, of those that add up to `there` */
+    struct set *alone;       /* the cheapest that is enough without others */
+    const struct set *taken; /* it is in `there` from the start, and goes before all */
+    uint32_t left;           /* how many may be looked at yet */
 };
 
 static bool
@@ -160,30 +163,42 @@ next_own(const struct search *s, struct user_device *own, struct set *set,
                : RB_NEXT(own_droppables, &own->droppables, set);
 }
 
-/* Of its pools' first ones on the device the cheapest goes first. The user keeps that many bytes
- * there. */
+/* The cheapest of the pools' first ones. */
+static void
+choose(struct set **first, struct set *set, const struct pool **found)
+{
+    if (set->pool != *found && (!*first || set_compare_cost(set, *first) < 0))
+        *first = set;
+    *found = set->pool;
+}
+
+/* The user keeps that many bytes on the device: sets are planned as long as these are left. */
 static void
 search_user(struct search *s, struct user *user, uint32_t device, uint64_t keeps)
 {
     struct user_device *own = &user->devices[device];
     struct set *set = own->drop_next, *next;
-    const struct pool *found = NULL;
+    const struct pool *found = NULL, *planned = NULL;
     uint64_t bytes = own->bytes;
 
+    if (s->taken && s->taken->user == user)
+        bytes -= s->taken->bytes;
     if (!set)
         set = RB_MIN(own_droppables, &own->droppables);
     for (; set && s->left; set = next) {
-        next = next_own(s, own, set, found);
-        if (own->bytes - set->bytes < keeps) {
+        next = next_own(s, own, set, planned);
+        if (set == s->taken || own->bytes - set->bytes < keeps) {
             s->left--;
         } else if (look(s, set)) {
-            if (bytes - set->bytes < keeps)
+            choose(&s->first, set, &found);
+            if (room_of(s, set) >= s->wanted)
+                choose(&s->alone, set, &(const struct pool *){NULL});
+            if (bytes - set->bytes < keeps) {
                 s->there -= room_of(s, set);
-            else
-                bytes -= set->bytes;
-            if (set->pool != found && (!s->first || set_compare_cost(set, s->first) < 0))
-                s->first = set;
-            found = set->pool;
+                continue;
+            }
+            bytes -= set->bytes;
+            choose(&s->planned, set, &planned);
         }
     }
     own->drop_next = next_of(s, set);
@@ -284,6 +299,29 @@ drop_of_user(struct core *core, const struct conn *conn, uint64_t wanted)
     return *used <= most;
 }
 
+/* Of others' sets the first one, where the others are enough after it; else one of those that are
+ * planned: these are enough whichever of them goes first. If they are not, one may be that none of
+ * these leaves room for. */
+static struct set *
+choose_of_others(struct search *s, const struct user *user, uint32_t device)
+{
+    struct search after = {.core = s->core,
+                           .of = s->of,
+                           .wanted = s->wanted,
+                           .left = PASSED_MAX,
+                           .taken = s->first};
+
+    if (!s->left || !s->first)
+        return s->first;
+    if (!is_enough(s) && s->alone) {
+        s->there = s->wanted;
+        return s->alone;
+    }
+    after.there = room_of(s, s->first);
+    search_others(&after, user, device);
+    return is_enough(&after) ? s->first : s->planned;
+}
+
 enum drop
 drop_on_device(struct core *core, const struct conn *conn, uint32_t device, uint64_t wanted,
                bool patient)
@@ -294,12 +332,14 @@ drop_on_device(struct core *core, const struct conn *conn, uint32_t device, uint
                        .left = PASSED_MAX};
 
     search_user(&s, conn->user, device, 0);
-    struct set *own = TAKE_PTR(s.first);
+    struct set *first = s.first;
     if (!is_enough(&s) && !(patient && s.there + s.later >= wanted)) {
         s.left = PASSED_MAX;
+        s.first = s.planned = s.alone = NULL;
         search_others(&s, conn->user, device);
+        first = first ? first : choose_of_others(&s, conn->user, device);
     }
-    return drop_found(&s, conn, own ? own : s.first);
+    return drop_found(&s, conn, first);
 }
 
 int

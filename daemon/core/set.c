@@ -185,7 +185,7 @@ RB_GENERATE(droppables, set, of_pool, drop_compare)
 static int
 own_compare(const struct set *a, const struct set *b)
 {
-    return a->pool != b->pool ? CMP(a->pool, b->pool) : drop_compare(a, b);
+    return a->pool != b->pool ? strcmp(a->pool->name, b->pool->name) : drop_compare(a, b);
 }
 
 RB_GENERATE(own_droppables, set, of_device, own_compare)

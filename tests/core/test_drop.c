@@ -562,6 +562,27 @@ CORE_TEST(drop, nothing_in_vain_for_a_device, NULL)
     h_unlink(h, b, "two/", "open");
 }
 
+/* A cheaper set stays, where the user's share would then keep the one that is needed; whichever
+ * pool comes first. */
+CORE_TEST(drop, nothing_in_vain_for_a_share, NULL)
+{
+    static const char *const pools[] = {NULL, "open", NULL};
+    uint64_t a = h_connect(h, 1, 1), b = h_connect(h, 0, 0);
+    uint64_t share = h_made(h, b, 30 * MIB, exclusive).lease;
+
+    for (int i = 0; i < 2; i++) {
+        droppable(h, b, pools[i], "large/", 6 * MIB, 0, 5);
+        droppable(h, b, pools[i + 1], "small/", 2 * MIB, 0, 1);
+        cr_assert_eq(ask(h, a, NULL, 32 * MIB), 0);
+        cr_assert_not(is_there(h, b, pools[i], "large/"));
+        cr_assert(is_there(h, b, pools[i + 1], "small/"));
+        h_unlink(h, b, "large/", pools[i]);
+        h_unlink(h, b, "small/", pools[i + 1]);
+        h_age(h);
+    }
+    h_close(h, b, share);
+}
+
 /* The host's memory is short: sets on the device do not help. */
 CORE_TEST(drop, nothing_for_page_locked_memory, NULL)
 {
@@ -886,6 +907,28 @@ history_exit(struct history *y, uint32_t user)
     }
 }
 
+/* Another daemon: it waits for the processes of before, which have all exited later. When it has
+ * waited for long, for those alone that have memory. */
+static void
+history_restart(struct history *y)
+{
+    uint64_t before[N_USERS];
+
+    if (y->dying || y->h->next_conn > H_CONNS - 4 * N_USERS)
+        return;
+    memcpy(before, y->conns, sizeof(before));
+    saved_restart(y->h);
+    for (int i = 0; i < N_LEASES; i++)
+        if (!y->leases[i].block)
+            y->leases[i] = (struct h_lease){0};
+    for (uint32_t i = 0; i < N_USERS; i++)
+        y->conns[i] = h_connect(y->h, history_uids[i], 10);
+    history_ask(y, below(y, N_USERS), below(y, 2), (1 + below(y, 30)) * 2 * MIB);
+    for (uint32_t i = 0; i < N_USERS; i++)
+        h_exit(y->h, before[i]);
+    memset(y->leases, 0, sizeof(y->leases));
+}
+
 static void
 history_step(struct history *y)
 {
@@ -900,6 +943,8 @@ history_step(struct history *y)
     case 5:
         if (below(y, 4) == 0)
             history_exit(y, below(y, N_USERS));
+        else if (below(y, 20) == 0)
+            history_restart(y);
         break;
     default: history_ask(y, below(y, N_USERS), below(y, 2), (1 + below(y, 30)) * 2 * MIB);
     }
