@@ -5,10 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
+
+#include "process.h"
 
 struct fixture f;
 
-#define TRIES 4000
+#define TRIES 40000
 
 static const struct timespec step = {.tv_nsec = 1000 * 1000};
 
@@ -86,15 +89,16 @@ sleep_late(CUstream stream, CUresult result, void *data)
 
     (void)stream;
     (void)result;
-    (void)data;
     nanosleep(&pause, NULL);
+    for (int i = 0; i < TRIES && !thread_waits((pid_t)(intptr_t)data); i++)
+        nanosleep(&step, NULL);
 }
 
 void
 be_late(uint64_t stream)
 {
-    assert_cuda(
-        f.gpu.drv->cu.cuStreamAddCallback((CUstream)(uintptr_t)stream, sleep_late, NULL, 0));
+    assert_cuda(f.gpu.drv->cu.cuStreamAddCallback((CUstream)(uintptr_t)stream, sleep_late,
+                                                  (void *)(intptr_t)gettid(), 0));
 }
 
 void

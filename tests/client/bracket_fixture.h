@@ -31,7 +31,7 @@ extern struct fixture {
 void fixture_begin(void);
 void fixture_end(void);
 
-/* What is enqueued on the stream from here on is done LATE_NS later. */
+/* What is enqueued on the stream from here on is done LATE_NS later, when this thread waits. */
 void be_late(uint64_t stream);
 void synchronize(void);
 

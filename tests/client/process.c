@@ -1,19 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "process.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "caid_test.h"
 #include "daemon.h"
 
-#define N_ARGS 8
+#define N_ARGS  8
+#define N_LOOKS 3
+#define N_TRIES 2000
 
 static pid_t
 start(const char *program, va_list args, int in, int out)
@@ -91,4 +96,56 @@ process_run(const char *program, ...)
     pid_t pid = start(program, args, STDIN_FILENO, STDOUT_FILENO);
     va_end(args);
     return process_wait(pid);
+}
+
+static bool
+sleeps(pid_t thread)
+{
+    char path[64], text[256] = "";
+
+    snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)thread);
+    FILE *file = fopen(path, "r");
+    const char *name_end = file && fgets(text, sizeof(text), file) ? strrchr(text, ')') : NULL;
+    if (file)
+        fclose(file);
+    return !name_end || name_end[2] == 'S'; /* or has ended */
+}
+
+bool
+thread_waits(pid_t thread)
+{
+    const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
+
+    for (int i = 0; i < N_LOOKS; i++) {
+        if (!sleeps(thread))
+            return false;
+        nanosleep(&pause, NULL);
+    }
+    return true;
+}
+
+static bool
+others_wait(void)
+{
+    const struct dirent *entry;
+    bool wait = true;
+    DIR *tasks = opendir("/proc/self/task");
+
+    cr_assert(tasks);
+    while (wait && (entry = readdir(tasks))) {
+        pid_t thread = atoi(entry->d_name);
+        wait = thread == 0 || thread == gettid() || thread_waits(thread);
+    }
+    closedir(tasks);
+    return wait;
+}
+
+void
+threads_wait(void)
+{
+    bool wait = false;
+
+    for (int i = 0; i < N_TRIES && !wait; i++)
+        wait = others_wait();
+    cr_assert(wait, "a thread goes on");
 }

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <sys/types.h>
 
 struct process {
@@ -23,3 +24,8 @@ int process_end(const struct process *process, int signal);
 int process_wait(pid_t pid);
 /* Runs a program to its end. */
 int process_run(const char *program, ...) __attribute__((sentinel));
+
+/* Whether a thread of this process has come to wait: it sleeps whenever one looks. */
+bool thread_waits(pid_t thread);
+/* Until all others of this process do. */
+void threads_wait(void);

@@ -10,7 +10,7 @@
 #include "base/macros.h"
 
 #define N_PART 4096
-#define TRIES  4000
+#define TRIES  40000
 
 static int
 try_publish(uint64_t ptr, const char *name, int64_t n)
@@ -122,7 +122,7 @@ ARENA_TEST_OF(arena_part, what_is_gone_makes_room, .block_size = 4 * MIB)
     take_name("x");
     for (int i = 0; i < 200 && again != ptr; i++) { /* each leases a block if not */
         again = arena_get(10 * MIB);
-        usleep(1000);
+        usleep(20 * 1000);
     }
     cr_assert_eq(again, ptr);
 }

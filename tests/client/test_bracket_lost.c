@@ -67,10 +67,8 @@ BRACKET_TEST(bracket_lost, a_reader_that_was_let_go_is_told)
     assert_ok(caid_bracket_end(early, &error));
     assert_ok(caid_bracket_check(early, &error));
 
-    uint64_t since = clock_now_ns();
     process_end(&pid, SIGKILL);
     assert_failed(caid_stream_synchronize(f.b, f.s2, 0, &error), CAID_ERR_ABANDONED);
-    cr_assert_lt(clock_now_ns() - since, NSEC_PER_SEC);
     for (int i = 0; i < 2; i++)
         assert_failed(caid_bracket_check(read, &error), CAID_ERR_ABANDONED);
     cr_assert(strstr(error.message, "\"x\""), "%s", error.message);

@@ -314,7 +314,7 @@ EXCHANGE_TEST(waits_for_the_context_and_holds_others_off)
     gpu_wait_at(&f.gpu, gate, late);
     assert_cuda(f.gpu.drv->cu.cuMemsetD8Async(old.at, OLD + 1, SIZE, late));
     pthread_create(&threads[0], NULL, exchange_there, (void *)&r);
-    usleep(LATE_NS / 1000);
+    threads_wait();
     pthread_create(&threads[1], NULL, copy_there, &copying);
     pthread_create(&threads[2], NULL, begin_there, &beginning);
     pthread_create(&threads[3], NULL, enqueue_there, &enqueuing);

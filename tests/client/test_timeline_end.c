@@ -22,8 +22,8 @@
 
 #define LATE_US    "200000"
 #define LONG_NS    (30 * NSEC_PER_SEC)
-#define AT_ONCE_NS NSEC_PER_SEC
-#define POLL_TRIES 2000
+#define AT_ONCE_NS (LONG_NS / 3)
+#define POLL_TRIES 10000
 #define POLL_STEP              \
     {                          \
         .tv_nsec = 5 * 1000000 \
@@ -225,14 +225,12 @@ END_TEST(killed_while_hosts_wait)
 MODES_TEST(events_of_another_process)
 {
     begin("events");
-    struct process s = signaller_start(LATE_US);
+    struct process s = signaller_start("1000000");
     signaller_do(&s, "s");
     open_timeline();
     for (uint64_t value = 1; value <= 3; value++) {
-        uint64_t before = clock_now_ns();
         assert_ok(caid_timeline_wait(f.timeline, f.stream, value, LONG_NS, 0, &error));
-        cr_assert_lt(clock_now_ns() - before, 150 * NSEC_PER_MSEC); /* the host is not held */
-        cr_assert_eq(cuda_stream_query(f.client, f.stream, 0, &error), 0);
+        cr_assert_eq(cuda_stream_query(f.client, f.stream, 0, &error), 0, "the host is held");
         sync_ok();
         signaller_do(&s, "ws");
     }
@@ -335,17 +333,19 @@ client_closed_early(const char *mode)
     begin(mode);
     struct caid_client *producer = daemon_connect(&f.daemon);
     CUstream from = gpu_stream_new(&f.gpu);
+    _Atomic uint64_t *gate = gpu_gate_new(&f.gpu);
+    gpu_wait_at(&f.gpu, gate, from);
     assert_ok(caid_timeline_create(producer, &signals, "t", NULL, &error));
     open_timeline();
-    soft_control(&f.gpu, "delay " LATE_US);
     assert_ok(caid_timeline_signal(signals, (uintptr_t)from, 3, &error));
     caid_timeline_close(signals);
     caid_client_close(producer);
     assert_failed(caid_timeline_wait(f.timeline, 0, 3, 0, 0, &error), CAID_ERR_TIMEOUT);
+    *gate = 1;
     assert_ok(caid_timeline_wait(f.timeline, 0, 3, LONG_NS, 0, &error));
     assert_failed(caid_timeline_wait(f.timeline, 0, 4, LONG_NS, 0, &error), CAID_ERR_ABANDONED);
-    soft_control(&f.gpu, "delay 0");
     assert_cuda(f.gpu.drv->cu.cuStreamDestroy(from));
+    gpu_gate_free(&f.gpu, gate);
     caid_timeline_close(f.timeline);
     assert_ok(caid_stream_destroy(f.client, f.stream, &error));
     caid_client_close(f.client);
@@ -468,7 +468,7 @@ context_dies(const char *mode)
     signaller_do(&s, "f");
     uint64_t before = clock_now_ns();
     assert_failed(caid_timeline_wait(f.timeline, 0, 2, LONG_NS, 0, &error), CAID_ERR_ABANDONED);
-    cr_assert_lt(clock_now_ns() - before, 2 * AT_ONCE_NS);
+    cr_assert_lt(clock_now_ns() - before, AT_ONCE_NS);
     assert_ok(caid_timeline_wait(f.timeline, 0, 1, 0, 0, &error));
     if (strcmp(mode, "memops") == 0)
         sync_abandoned();

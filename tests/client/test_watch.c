@@ -15,6 +15,7 @@
 #include "caid_test.h"
 #include "daemon.h"
 #include "fake.h"
+#include "process.h"
 
 #define WATCH_TEST(suite, name) CAID_TEST_BETWEEN(suite, name, begin(), end(), .timeout = 60)
 
@@ -414,7 +415,7 @@ WATCH_TEST(watch, close_wakes_who_waits)
         waiter_start(&waiters[0], x, 0);
         waiter_start(&waiters[1], y, 0);
         waiter_start(&waiters[2], y, 0);
-        usleep(20 * 1000);
+        threads_wait();
         if (stopped)
             kill(f.daemon.pid, SIGSTOP); /* nobody answers the cancellation */
         caid_watch_close(x);
@@ -437,7 +438,7 @@ WATCH_TEST(watch, the_daemon_dies)
     struct caid_watch *x = watch("x"), *y = watch("y"), *z = watch_fn("z", &seen);
     waiter_start(&waiters[0], x, 0);
     waiter_start(&waiters[1], y, 0);
-    usleep(20 * 1000);
+    threads_wait();
     daemon_end(&f.daemon, SIGKILL);
     for (int i = 0; i < 2; i++) {
         cr_assert_eq(waiter_join(&waiters[i]), -ECONNRESET);
@@ -459,7 +460,7 @@ WATCH_TEST(watch, the_client_is_closed)
 
     struct caid_watch *x = watch("x"), *y = watch("y");
     waiter_start(&waiter, x, 0);
-    usleep(20 * 1000);
+    threads_wait();
     caid_client_close(f.client);
     cr_assert_eq(waiter_join(&waiter), -EBADF);
     assert_failed(caid_watch_next(y, 0, &change, &error), CAID_ERR_CLOSED);
