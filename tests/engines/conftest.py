@@ -47,7 +47,10 @@ class Engine:
 
     def __call__(self, call, *arguments):
         self.send(call, *arguments)
-        return self.answer()
+        answer = self.answer()
+        if isinstance(answer, dict):
+            raise RuntimeError(answer["error"])
+        return answer
 
     def said(self):
         """What caid has said in it, without what stands before."""

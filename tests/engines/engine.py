@@ -25,12 +25,15 @@ def main():
     print(json.dumps("ready"), file=answers)
     for line in sys.stdin:
         call, *arguments = json.loads(line)
-        if call == "tokens":
-            result = tokens(llm, SamplingParams)
-        elif hasattr(llm, call):
-            result = getattr(llm, call)(*arguments)
-        else:
-            result = llm.collective_rpc(call, args=tuple(arguments))
+        try:
+            if call == "tokens":
+                result = tokens(llm, SamplingParams)
+            elif hasattr(llm, call):
+                result = getattr(llm, call)(*arguments)
+            else:
+                result = llm.collective_rpc(call, args=tuple(arguments))
+        except Exception as e:
+            result = {"error": f"{type(e).__name__}: {e}"}
         print(json.dumps(result, default=str), file=answers)
 
 

@@ -87,6 +87,28 @@ def test_one_engine_converts_a_trainers_version_and_the_other_maps_it(client, en
     assert other("tokens") == own("one")
 
 
+def test_a_version_that_one_rank_cannot_have_is_no_ranks(client, engine, models, own, trainer):
+    """Nor is the next one refused by an engine that another one, or a rank, has kept from the end of an update."""
+    alone, both = engine(models["one"], **LIVE), engine(models["one"], tensor_parallel_size=2, **LIVE)
+    sender = trainer(Engines(alone, both), module(models, "two"))
+
+    def tokens():
+        return alone("tokens"), both("tokens")
+
+    before, after = ((own(name), own(name, tensor_parallel_size=2)) for name in ("one", "two"))
+    names = [entry.name for entry in client.list() if entry.name.startswith("llama.") and not entry.of_set]
+    in_the_way = [client.create(f"{name[:-1]}.live/x", 1, "|u1") for name in names]
+    assert len(in_the_way) == 3
+    for array in in_the_way:
+        with pytest.raises(RuntimeError, match="fit|failed"):
+            sender.send_weights()
+        assert tokens() == before
+        client.unlink(array.name)
+        array.close()
+    sender.send_weights()
+    assert tokens() == after
+
+
 def test_what_a_trainer_publishes_in_the_engines_form_is_mapped(client, engine, models, own):
     options = {"worker_extension_cls": "caid.vllm.Worker", "enable_prefix_caching": True, "block_size": 32}
     engines = [engine(models["one"], **options) for _ in range(2)]

@@ -25,12 +25,13 @@ import caid.weights
 STANDINS = str(pathlib.Path(__file__).parent / "standins")
 
 ENGINE = """
-import hashlib, json, logging, types
+import hashlib, importlib.util, json, logging, types
 import caid.vllm
 
 caid.vllm.register()
 caid.vllm.register()
 assert not {"vllm", "torch", "numpy", "caid.weights"} & {*sys.modules}  # nor has a daemon been asked
+assert importlib.util.find_spec("vllm.model_executor.model_loader")  # as who only looks whether it is there
 said = []
 logging.getLogger("vllm.caid").addHandler(types.SimpleNamespace(level=0, handle=lambda r: said.append(r.getMessage())))
 logging.getLogger("vllm.caid").setLevel("INFO")
@@ -308,10 +309,15 @@ except _model.UnfitError as e:
 assert before == {name: t[1].data_ptr() for name, t in _model.named(model)[0].items()}
 model.caid.in_graphs = False
 list(model.load_weights(loader.get_all_weights(config, model)) or ())
+assert model.caid.weights is None
+own = model.embed.weight.data_ptr()
+next(loader.get_all_weights(config, model))
+assert own == model.embed.weight.data_ptr()  # it is not copied once more
 tell()
 """)
     told = first.told()
-    assert told["loads"] == 2 and {*told["own"]} == {*told["values"]}
+    assert told["loads"] == 3 and {*told["own"]} == {*told["values"]}
+    assert not client.show(sets(client)[0]).holders
     other = engine(folder).told()
     check_right(other, folder)
     assert not other["loads"]
@@ -324,6 +330,18 @@ before = model.layer.weight
 manifest, tensors = shared.read(shared.find())
 step("mapped")
 manifest, tensors = shared.read(shared.find())
+values, placed = lambda: {k: t[1]._memory.tobytes() for k, t in _model.named(model)[0].items()}, _model._placed
+was = values()
+def fails(told, *of):
+    if told.kind == "transient":
+        raise MemoryError
+    return placed(told, *of)
+_model._placed = fails
+try:
+    _model.swap(model, manifest, tensors)
+except (MemoryError, _manifest.UnfitError):
+    assert was == values()  # not some of the tensors
+_model._placed = placed
 try:
     _model.swap(model, manifest, tensors)
 except _manifest.UnfitError as e:
@@ -406,7 +424,12 @@ transfer.init_transfer_engine(_transfer.CaidInitInfo("policy"))
 for line in sys.stdin:
     version, run = line.split()
     try:
+        was = model.layer.weight.data_ptr()
+        transfer.start_weight_update()
         transfer.receive_weights(_transfer.CaidUpdateInfo(int(version), run))
+        assert model.layer.weight.data_ptr() == was  # other ranks, perhaps, cannot have it
+        transfer.finish_weight_update()
+        assert model.layer.weight.data_ptr() != was
     except (_manifest.UnfitError, caid.StaleError) as e:
         said.append(str(e))
     tell()
@@ -451,13 +474,24 @@ import types, caid.vllm
 from vllm.v1.engine.core import EngineCore
 caid.vllm.register()
 for backend, method, result, resets in (
-    ("caid", "update_weights", None, 1), ("nccl", "update_weights", None, 0), (None, "update_weights", None, 0),
-    ("caid", "start_weight_update", None, 0), (None, "caid_newer", 7, 1), (None, "caid_newer", None, 0),
+    ("caid", "finish_weight_update", None, 1), ("nccl", "finish_weight_update", None, 0), (None, "finish_weight_update", None, 0),
+    ("caid", "update_weights", None, 0), (None, "caid_newer", 7, 1), (None, "caid_newer", None, 0),
 ):
     core, config = EngineCore(), backend and types.SimpleNamespace(backend=backend)
+    core.asked, core.fails = [], None
     core.resets, core.vllm_config = 0, types.SimpleNamespace(weight_transfer_config=config)
     assert core.collective_rpc(method, args=(None, result)) == [None, result]
     assert core.resets == resets, (backend, method, result)
+    assert core.asked == ["caid_ready"] * (method == "caid_newer") + [method]
+for method in "finish_weight_update", "caid_newer":  # some ranks may have it
+    core.asked, core.resets, core.fails = [], 0, method
+    core.vllm_config.weight_transfer_config = types.SimpleNamespace(backend="caid")
+    try:
+        core.collective_rpc(method)
+    except RuntimeError:
+        assert core.resets == 1
+    else:
+        raise AssertionError
 """
 
 
@@ -489,6 +523,11 @@ with weights.publisher("w", {"x": ((1 << 20,), "f4")}, client=caid.connect()) as
     backend.resume(["weights"])
     assert mapped() and tensor._memory[-1] == (1 << 20) - 1
     backend.resume()
+    backend.suspend()
+    shared.weights.close()  # the model has got another version
+    backend.resume()
+    shared.weights, backend.done = shared.find(), backend.done[:-2]
+    tensor = shared.weights.torch()["x"]
     other = _loader.Shared(shared.client, "v", None, {})
     class Fails:
         def unmap(self):

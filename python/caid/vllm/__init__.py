@@ -67,14 +67,38 @@ def _enter_core(core):
 
     @functools.wraps(ask)
     def collective_rpc(self, method, *args, **kwargs):
-        results = ask(self, method, *args, **kwargs)
-        config = self.vllm_config.weight_transfer_config
-        by_transfer = method == "update_weights" and config is not None and config.backend == "caid"
-        if by_transfer or (method == "caid_newer" and any(result is not None for result in results)):
-            self._reset_caches()
-        return results
+        is_asked = method == "caid_newer"
+        if is_asked:
+            ask(self, "caid_ready", *args, **kwargs)
+        is_new = is_asked or (method == "finish_weight_update" and _is_transfer(self))
+        try:
+            results = ask(self, method, *args, **kwargs)
+            is_new = is_new and not (is_asked and all(result is None for result in results))
+            return results
+        finally:
+            if is_new:
+                self._reset_caches()
 
     core.EngineCore.collective_rpc = collective_rpc
+
+
+def _is_transfer(thing):
+    config = thing.vllm_config.weight_transfer_config
+    return config is not None and config.backend == "caid"
+
+
+def _enter_worker(worker):
+    """An update that another engine, or rank, has kept from its end is given up when the next one begins. vLLM itself
+    would refuse that one."""
+    start = worker.Worker.start_weight_update
+
+    @functools.wraps(start)
+    def start_weight_update(self):
+        if _is_transfer(self):
+            self._weight_update_active = False
+        start(self)
+
+    worker.Worker.start_weight_update = start_weight_update
 
 
 def _enter_layerwise(layerwise):
@@ -106,6 +130,7 @@ _DOORS: dict[str, Callable[[Any], None]] = {  # by the module of vLLM's that it 
     "vllm.distributed.weight_transfer.factory": _enter_transfer,
     "vllm.device_allocator.sleep_mode_backend": _enter_sleep,
     "vllm.v1.engine.core": _enter_core,
+    "vllm.v1.worker.gpu_worker": _enter_worker,
     "vllm.model_executor.model_loader.reload.layerwise": _enter_layerwise,
     "vllm.model_executor.model_loader.reload.inplace": _enter_inplace,
 }
@@ -142,13 +167,17 @@ class _Waiting(importlib.abc.MetaPathFinder):
     """Waits for one module."""
 
     def __init__(self, name, enter):
-        self.name, self._enter = name, enter
+        self.name, self._enter, self._is_looking = name, enter, False
 
     def find_spec(self, name, path=None, target=None):
-        if name != self.name or self not in sys.meta_path:
+        """Also asked by who only looks whether the module is there."""
+        if name != self.name or self._is_looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._is_looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_looking = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
@@ -156,6 +185,7 @@ class _Waiting(importlib.abc.MetaPathFinder):
         def exec_module(module):
             execute(module)
             try:
+                sys.meta_path.remove(self)
                 self._enter(module)
             except Exception:
                 _logger.exception("caid has not made itself known to %s", name)

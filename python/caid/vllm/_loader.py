@@ -44,7 +44,6 @@ from ._manifest import UnfitError
 
 logger = init_logger("vllm.caid")
 
-_FLAGS = ("has_own_lm_head", "has_own_embed_tokens")  # that load_weights() of a draft model sets
 _TIMEOUT_S = 300.0
 
 alive: WeakSet[Shared] = WeakSet()  # of models of this process
@@ -112,15 +111,16 @@ class Shared:
         logger.info("caid: %s %s@%d in %.3f s", how, self.name, opened.version, seconds)
         return model
 
-    def publish(self, model: torch.nn.Module, in_one_block: bool = False) -> int:
+    def publish(self, model: torch.nn.Module, in_one_block: bool = False, ttl: float = 0) -> int:
         """Publishes what a model has, and returns the version. On a GPU the model's tensors are made in caid's memory
-        before (memory()), and nothing is copied; in one block, all is, and versions can take each other's place."""
-        manifest = _model.described(model, self.facts, _FLAGS)
+        before (memory()), and nothing is copied; in one block, all is, and versions can take each other's place. The name
+        of such a version can go after `ttl` seconds."""
+        manifest = _model.described(model, self.facts)
         tensors = {name: tensor.data for name, (_, tensor) in _model.named(model)[0].items() if tensor.numel()}
         text = _manifest.encode(manifest)
         on_host = all(tensor.device.type == "cpu" for tensor in tensors.values())
         if on_host or in_one_block:
-            return self._publish_copies(tensors, text, on_host)
+            return self._publish_copies(tensors, text, on_host, ttl)
         from ..weights import _torch
 
         with self.memory():
@@ -145,7 +145,7 @@ class Shared:
         except torch.OutOfMemoryError as e:
             raise caid.torch.last_error() or e from None
 
-    def _publish_copies(self, tensors, text, on_host):
+    def _publish_copies(self, tensors, text, on_host, ttl):
         """Copies tensors into one block, in C order, and publishes them as its parts. On the host it is page-locked."""
         elements = _torch_types.elements(torch)
         places, members, end = {}, [], 0
@@ -165,7 +165,7 @@ class Shared:
                 torch.cuda.current_stream().synchronize()
             del raw
             with contextlib.closing(self.client._set_create(whole._memory, tuple(members))) as made:
-                return made.publish(f"{self.name}/", _metadata.encode({"metadata": None}), 0, False, None, 0)
+                return made.publish(f"{self.name}/", _metadata.encode({"metadata": None}), 0, False, None, round(ttl * 1e9))
 
 
 def _in_arena(tensor, device):

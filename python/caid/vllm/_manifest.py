@@ -17,6 +17,7 @@ from .._base._errors import corrupt
 
 MEMBER = "caid.vllm"  # no tensor has this name: a module's own ones have no dot
 PARAMETER, BUFFER, TRANSIENT = "parameter", "buffer", "transient"  # transient: state_dict() leaves it out
+FLAGS = ("has_own_lm_head", "has_own_embed_tokens")  # attributes that load_weights() of a draft model sets
 _FORMAT = 1
 _MAX = 64 << 20  # bytes
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -40,7 +41,7 @@ class Manifest(NamedTuple):
     tensors: dict[str, Tensor]
     aliases: dict[str, str]  # further names of tensors
     absent: tuple[str, ...] = ()  # names that the module has, and no tensor
-    flags: dict[str, bool] = {}  # attributes of the model that loading its weights has set
+    flags: dict[str, bool] = {}  # of FLAGS, those that loading has set
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -71,7 +72,7 @@ def decode(text: bytes, entries: dict[str, Any]) -> Manifest:
         if _name(name) in made or name in aliases:
             raise corrupt(f"manifest: {name!r} is there, and is not")
     for name, value in flags.items():
-        if not name.isidentifier() or name.startswith("_") or not isinstance(value, bool):
+        if name not in FLAGS or not isinstance(value, bool):
             raise corrupt(f"manifest: attribute {name!r}")
     return Manifest(facts, made, aliases, tuple(absent), flags)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .._interfaces import _torch_types
-from ._manifest import BUFFER, PARAMETER, TRANSIENT, Manifest, Tensor, UnfitError, _some
+from ._manifest import BUFFER, FLAGS, PARAMETER, TRANSIENT, Manifest, Tensor, UnfitError, _some
 
 BUFFERS = BUFFER, TRANSIENT
 SMALL = 4096  # bytes of a buffer that each process has for itself: vLLM fills some in place, scales of attention
@@ -35,7 +35,7 @@ def named(model: nn.Module) -> tuple[dict[str, tuple[str, torch.Tensor]], dict[s
     return tensors, aliases
 
 
-def described(model: nn.Module, facts: dict, flags: tuple[str, ...] = ()) -> Manifest:
+def described(model: nn.Module, facts: dict) -> Manifest:
     """The Manifest of a model as it is. UnfitError: a tensor that cannot be in a set."""
     elements = _torch_types.elements(torch)
     tensors, aliases = named(model)
@@ -56,7 +56,7 @@ def described(model: nn.Module, facts: dict, flags: tuple[str, ...] = ()) -> Man
         for leaf, tensor in some.items()
         if tensor is None
     ]
-    have = {flag: bool(getattr(model, flag)) for flag in flags if hasattr(model, flag)}
+    have = {flag: bool(getattr(model, flag)) for flag in FLAGS if hasattr(model, flag)}
     return Manifest(facts, told, aliases, tuple(dict.fromkeys(absent)), have)
 
 
@@ -134,9 +134,9 @@ def swap(model: nn.Module, manifest: Manifest, tensors: dict[str, torch.Tensor])
     objects. UnfitError, before anything is changed: they do not fit. Small buffers and aliases follow."""
     check(model, manifest)
     have = named(model)[0]
-    for name, told in manifest.tensors.items():
-        if name in tensors:
-            have[name][1].data = _placed(told, tensors[name], tensors)
+    placed = {name: _placed(told, tensors[name], tensors) for name, told in manifest.tensors.items() if name in tensors}
+    for name, tensor in placed.items():
+        have[name][1].data = tensor
 
 
 def check(model: nn.Module, manifest: Manifest) -> None:
@@ -154,10 +154,16 @@ def check(model: nn.Module, manifest: Manifest) -> None:
 
 
 def own(model: nn.Module, kinds: tuple[str, ...] = (PARAMETER, BUFFER, TRANSIENT)) -> None:
-    """Gives a model copies of its tensors, for an update in place: what it has is other engines', too. UnfitError: graphs
-    would go on with what it had."""
-    if PARAMETER in kinds and model.caid.in_graphs:
+    """Gives a model copies of its tensors, for an update in place: what it has is other engines', too. With all of
+    them, it lets go of the version. UnfitError: graphs would go on with what it had."""
+    shared = model.caid
+    if shared.weights is None:  # they are its own
+        return
+    if PARAMETER in kinds and shared.in_graphs:
         raise UnfitError("graphs were captured over shared weights, which this update would write to: use --enforce-eager")
     for kind, tensor in named(model)[0].values():
         if kind in kinds:
             tensor.data = tensor.data.clone()
+    if PARAMETER in kinds:
+        shared.weights.close()
+        shared.weights = None

@@ -37,5 +37,6 @@ class CaidBackend(CuMemBackend):
 
     def _map(self):
         while self._unmapped:
-            self._unmapped[-1].map()
+            if not self._unmapped[-1].closed:  # the model may have got another version, which is mapped
+                self._unmapped[-1].map()
             self._unmapped.pop()

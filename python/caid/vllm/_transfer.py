@@ -2,12 +2,13 @@
 """Weight transfer backend "caid" of vLLM: a trainer publishes versions in the names of its checkpoint, by
 caid.weights.publisher(). One engine converts a version to what vLLM computes with, and publishes that; the others map it.
 
-An engine changes nothing before it has the whole of a version: one that does not fit, or a trainer that dies, leaves it
-as it was.
+An engine changes nothing before each of its ranks has the whole of a version: one that does not fit, or a trainer that
+dies, leaves it as it was.
 """
 
 from __future__ import annotations
 
+import gc
 import uuid
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ from ._manifest import UnfitError
 
 logger = init_logger("vllm.caid")
 
-_TIMEOUT_S = 300.0  # for which an engine waits for the one that converts
+_TIMEOUT_S = 300.0  # for which an engine waits for the one that converts, and a trainer for another one, or for engines
 
 
 @dataclass
@@ -68,33 +69,45 @@ class CaidWeightTransferEngine(WeightTransferEngine[CaidInitInfo, CaidUpdateInfo
         self._facts = shared.facts
         self._live = _loader.Shared(shared.client, f"{shared.name}.live", shared.pool, shared.facts)
         self._in_place = device.type == "cuda" and not self.model_config.enforce_eager
-        if self._in_place:  # graphs will be captured over the addresses, which versions of one block can take over
-            with self._turn():
-                self._expect("none")
-                self._live.publish(model, in_one_block=True)
-                _worker.adopt(model, self._live)
+        self._next: _worker.Next | None = None  # that finish_weight_update() takes
+        if self._in_place:
+            self._begin(model)
+
+    def _begin(self, model):
+        """Graphs will be captured over the addresses, which versions of one block can take over. So that is what the
+        model gets, under a name for the moment: other engines have the trainer's version, perhaps."""
+        self._expect("none")
+        live = self._live
+        first = _loader.Shared(live.client, f"{live.name}.{uuid.uuid4().hex[:8]}", live.pool, live.facts)
+        first.publish(model, in_one_block=True, ttl=_TIMEOUT_S)
+        _worker.Next(model, first).take()
+        live.client.unlink(f"{first.name}/", pool=live.pool)
 
     def init_transfer_engine(self, init_info):
         self._info = init_info
 
     def start_weight_update(self):
-        pass  # nothing is changed before the whole is there
-
-    def finish_weight_update(self):
-        pass
+        following, self._next = self._next, None
+        if following is not None:  # of an update that another engine, or rank, has kept from its end
+            following.close()
 
     def receive_weights(self, update_info):
-        with self._turn():
+        self.start_weight_update()
+        live = self._live
+        with turn(live.client, live.name, pool=live.pool, timeout=_TIMEOUT_S):
             self._expect(f"{update_info.run}@{update_info.version:020}")
             if not self._is_there():
                 self._convert(f"{self._info.name}@{update_info.version}")
-            _worker.adopt(self.model, self._live, self._client if self._in_place else None)
+            self._next = _worker.Next(self.model, live, self._client if self._in_place else None)
+
+    def finish_weight_update(self):
+        following, self._next = self._next, None
+        if following is not None:
+            following.take()
 
     def shutdown(self):
+        self.start_weight_update()
         self._client.close()
-
-    def _turn(self):
-        return turn(self._live.client, self._live.name, pool=self._live.pool, timeout=_TIMEOUT_S)
 
     def _expect(self, update):
         # Of one length, as the manifest is: versions that are laid out alike take each other's place.
@@ -111,6 +124,9 @@ class CaidWeightTransferEngine(WeightTransferEngine[CaidInitInfo, CaidUpdateInfo
         loader = _loader.CaidModelLoader(self.vllm_config.load_config)
         with weights.open(version, pool=self._info.pool, client=self._client) as opened:
             loader.convert(self._live, self.vllm_config, self.model_config, opened.torch())
+        if torch.cuda.is_available():  # the model that it made is no more
+            gc.collect()
+            torch.cuda.empty_cache()
         logger.info("caid: converted %s", version)
 
 
@@ -131,7 +147,7 @@ class CaidTrainerWeightTransferEngine(TrainerWeightTransferEngine[CaidTrainerIni
             self._run = uuid.uuid4().hex
             self._publisher = weights.publisher(
                 init_info.name, like, versions=init_info.versions, pool=init_info.pool, device=_worker.device(),
-                client=caid.connect(),
+                timeout=_TIMEOUT_S, client=caid.connect(),
             )
             client.init_weight_transfer_engine({"name": init_info.name, "pool": init_info.pool})
         return self
@@ -143,7 +159,7 @@ class CaidTrainerWeightTransferEngine(TrainerWeightTransferEngine[CaidTrainerIni
             for _ in self.source:  # making a tensor whole is a matter of all ranks
                 pass
             return
-        with self._publisher.version() as new, torch.no_grad():
+        with self._publisher.version(timeout=_TIMEOUT_S) as new, torch.no_grad():
             missing = {*new}
             for name, tensor in self.source:
                 if new[name].shape != tensor.shape:

@@ -355,11 +355,14 @@ class Weights(NotCompared, Mapping[str, Array]):
             The newer version cannot be mapped there. This one is again where it was; where that has failed, too,
             it stays unmapped, each later use raises ClosedError, and its addresses stay its own.
         """
-        _check_not_capturing()
         mode = "r" if self._set.readonly else "rw"
-        opened = _again.open_set(self._client, self._set.name, mode, self.pool)
+        return self._advance_to(_again.open_set(self._client, self._set.name, mode, self.pool))
+
+    def _advance_to(self, opened):
+        """advance(), to a set that has been opened, which it takes."""
         try:
-            if opened.generation == self.version:
+            _check_not_capturing()
+            if (opened.name, opened.generation) == (self._set.name, self.version):
                 opened.close()
                 return None
             self._exchange(opened)

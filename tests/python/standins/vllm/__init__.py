@@ -108,6 +108,9 @@ class TrainerInitInfo:
 
 class EngineCore:
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        self.asked.append(method)
+        if method == self.fails:
+            raise RuntimeError("a rank fails")
         return [*args]
 
     def _reset_caches(self, reset_running_requests=True, reset_connector=True):
