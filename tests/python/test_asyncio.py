@@ -9,7 +9,7 @@ import threading
 
 import models
 import pytest
-from conftest import PATIENCE_S, Held, run_async
+from conftest import PATIENCE_S, Held, run_async, wait_until
 
 import caid
 from caid import weights
@@ -173,4 +173,4 @@ def test_connect(daemon, client, monkeypatch):
 
     gate, connect = threading.Event(), caid.Client
     run_async(main())
-    assert client.status().connections == 1
+    wait_until(lambda: client.status().connections == 1)

@@ -91,22 +91,25 @@ def test_the_host_waits_for_what_is_pending(library, client, streams):
 
 WAITS = """
 import numpy
+from conftest import Held
 c = caid.connect()
-a, source = c.empty(1000, "<i4"), c.full(1000, 7, "<i4")
+a, source, other = c.empty(1000, "<i4"), c.full(1000, 7, "<i4"), c.full(1000, 8, "<i4")
 s = c.stream()
-a.copy_from(source, stream=s)
-assert not s.query()  # the copy is under way: the driver takes its time
+with Held(s):
+    a.copy_from(source, stream=s)
+    assert not s.query()  # the copy is under way: the driver takes its time
 assert (numpy.from_dlpack(a) == 7).all() and s.query()
-a.copy_from(c.full(1000, 8, "<i4"), stream=s)
-a.__dlpack__(stream=-1)
-assert not s.query()
+with Held(s):
+    a.copy_from(other, stream=s)
+    a.__dlpack__(stream=-1)
+    assert not s.query()
 s.synchronize()
 step("waited")
 """
 
 
 def test_the_host_waits_for_a_slow_driver(client, child):
-    process = child(WAITS, CAID_SOFTCUDA_DELAY_US="300000")
+    process = child(WAITS, CAID_SOFTCUDA_DELAY_US="100000")
     process.expect("waited")
     process.go()
     assert process.finish()[0] == 0

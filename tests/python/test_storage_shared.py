@@ -43,8 +43,7 @@ def name(daemon, request):
             client.unlink(name)
         if not request.node.failed:
             gc.collect()
-            wait_until(lambda: n_leases(caid.default_client()) == 0)
-            assert client.status().arrays == 0
+            wait_until(lambda: n_leases(caid.default_client()) == 0 and client.status().arrays == 0)
 
 
 def test_a_copy_has_no_name(name):

@@ -72,7 +72,7 @@ def test_it_is_mapped_again_where_it_was(client, other, model, files):
         w.map()
     for a in tensors.values():
         a.close()
-    assert n_leases(client) == 0 and n_blocks(client) == 1
+    wait_until(lambda: n_leases(client) == 0 and n_blocks(client) == 1)
 
 
 @pytest.mark.parametrize("memory", ["pinned", "mapped", "legacy"])

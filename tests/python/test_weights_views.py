@@ -11,7 +11,7 @@ import types
 import models
 import numpy
 import pytest
-from conftest import n_leases, softcuda, wait_until
+from conftest import Held, n_leases, softcuda, wait_until
 from engines import driver_calls
 from hypothesis import given, settings, strategies as st
 
@@ -257,13 +257,12 @@ def test_a_version_is_given_up_behind_its_stream(client, other, torch, soft):
         newer = w.newer(stream)
         for last, options in (w, {"stream": stream}), (newer, {}):
             assert value(torch, last) == (last is newer)
-            softcuda("delay 200000")
-            with other.empty(8, "|u1") as some:
+            with Held(stream) as held, other.empty(8, "|u1") as some:
                 some.copy_from_host(numpy.zeros(8, "u1"), stream=stream)
                 before = client.status().leases
                 last.close(**options)
                 assert client.status().leases == before, "until the stream has come so far, and no longer"
-                softcuda("delay 0")
+                held.gate.set()
                 stream.synchronize()
         with weights.open("m", client=other) as w, pytest.raises(ValueError):
             w.close(0)
