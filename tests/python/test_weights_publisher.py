@@ -17,6 +17,7 @@ from restarts import Restarts
 import caid
 from caid import weights
 from caid._session import _default
+from caid.weights import _publisher
 
 LIKE = {"a": ((3, 4), "<f4"), "b": ((1000,), "<i2"), "none": ((0, 3), "<i8"), "scalar": ((), "<f8")}
 
@@ -559,6 +560,22 @@ def test_close_waits_for_what_is_on_its_way(client, other, p):
                 weights.publisher("m", LIKE, timeout=0, client=other)
         thread.join(PATIENCE_S)
         assert ended == [None] and current(other) == 1
+
+
+@pytest.mark.parametrize("of, what", [(_publisher._Slot, "close"), (caid.Client, "unlink")])
+def test_after_ctrl_c_in_close_the_next_has_its_turn(client, other, p, of, what, monkeypatch):
+    """Though somebody has the publisher still."""
+    def interrupted(*_, **__):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    p.publish(tensors(1))
+    p.wait(PATIENCE_S)
+    monkeypatch.setattr(of, what, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        p.close()
+    with weights.publisher("m", LIKE, client=other, timeout=PATIENCE_S):
+        assert current(other) == 1
 
 
 @pytest.mark.parametrize("versions", [2, 3])

@@ -420,13 +420,15 @@ class Publisher(OfProcess, NotCompared, Closing):
             self._end()
 
     def _end(self):
-        for slot in (*self._free, self._current):
-            if slot is not None:
-                with contextlib.suppress(Error):
-                    slot.set._cancel()  # who waits for it in another thread
-                slot.close()
-        self._free, self._current = [], None
-        self._turn.end()
+        slots, self._free, self._current = (*self._free, self._current), [], None
+        try:
+            for slot in slots:
+                if slot is not None:
+                    with contextlib.suppress(Error):
+                        slot.set._cancel()  # who waits for it in another thread
+                    slot.close()
+        finally:  # Ctrl-C, too
+            self._turn.end()
 
     def __del__(self, _warn=warnings.warn):
         if getattr(self, "_closed", True):

@@ -65,15 +65,19 @@ class Turn:
 
     def end(self) -> None:
         """The name goes first: who waits for the bracket looks for another array then."""
-        with contextlib.suppress(Error):
-            self._client.unlink(self._name, pool=self._pool)
-        self._leave()
+        try:
+            with contextlib.suppress(Error):
+                self._client.unlink(self._name, pool=self._pool)
+        finally:  # Ctrl-C, too
+            self._leave()
 
     def _leave(self):
-        with contextlib.suppress(Error):
-            if self._bracket.is_open:
-                self._bracket.end()
-        self._array.close()
+        try:
+            with contextlib.suppress(Error):
+                if self._bracket.is_open:
+                    self._bracket.end()
+        finally:
+            self._array.close()
 
     def __enter__(self) -> Turn:
         return self
