@@ -12,16 +12,16 @@ entry_store(struct core_producer *producer, uint32_t slot, uint64_t sequence, bo
     struct channel_entry *entry = &producer->table->entries[slot];
 
     for (size_t i = 0; i < CHANNEL_INFO / 8; i++)
-        atomic_store_explicit(&entry->info[i], info ? info[i] : 0, memory_order_relaxed);
-    channel_store(&entry->is_void, is_void);
-    channel_store(&entry->sequence, sequence);
+        channel_store_relaxed(&entry->info[i], info ? info[i] : 0);
+    channel_store_relaxed(&entry->is_void, is_void);
+    channel_store_relaxed(&entry->sequence, sequence);
     producer->sequences[slot] = is_void ? 0 : sequence;
 }
 
 static void
 entry_clear(struct core_producer *producer, uint32_t slot)
 {
-    channel_store(&producer->table->entries[slot].sequence, 0);
+    channel_store_relaxed(&producer->table->entries[slot].sequence, 0);
     producer->sequences[slot] = 0;
 }
 
@@ -38,12 +38,10 @@ void
 core_begin_at(struct core_producer *producer, uint64_t last)
 {
     producer->last = last;
-    producer->landed = producer->newest;
     for (uint64_t s = last; s > 0 && last - s < producer->n_slots; s--)
         if (!producer->sequences[s % producer->n_slots])
             entry_store(producer, (uint32_t)(s % producer->n_slots), s, true, NULL);
-    channel_store(&producer->table->landed, producer->landed);
-    channel_store(&producer->table->newest, producer->newest);
+    channel_store_relaxed(&producer->table->newest, producer->newest);
 }
 
 /* The last frame that has landed, of those that are there, takes the place of the one before. */
@@ -61,43 +59,23 @@ note_landed(struct core_producer *producer)
     return done;
 }
 
-static bool
-is_dead(const struct timeline_slot *slot)
-{
-    return channel_load(&slot->done) >= TIMELINE_DEAD;
-}
-
-/* The word is loaded before `release`, which the reader stores first. */
 static uint64_t
-announced(const struct core_reader *reader, uint32_t i)
+bit_of(uint64_t word)
 {
-    const struct channel_announcement *a = &reader->tail->announcements[i];
-    uint64_t word = channel_load(&a->word);
-    uint64_t release = word ? channel_load(&a->release) : 0;
-
-    if (!word || channel_slot(word) >= CHANNEL_SLOTS_MAX)
-        return 0;
-    if (release && channel_load(&reader->slot->done) >= release)
-        return 0;
-    return UINT64_C(1) << channel_slot(word);
+    return word && channel_slot(word) < CHANNEL_SLOTS_MAX ? UINT64_C(1) << channel_slot(word)
+                                                          : 0;
 }
 
+/* Whether its frames have been let go of, or the reader is dead, does not count: the slots are
+ * enough for all announcements. */
 static uint64_t
 announced_by(const struct core_reader *reader)
 {
     uint64_t slots = 0;
 
-    if (is_dead(reader->slot))
-        return 0;
     for (uint32_t i = 0; i < reader->depth; i++)
-        slots |= announced(reader, i);
+        slots |= bit_of(channel_load(&reader->tail->announcements[i].word));
     return slots;
-}
-
-static uint64_t
-bit_of(uint64_t word)
-{
-    return word ? UINT64_C(1) << channel_slot(word) : 0;
 }
 
 /* Of two slots, whose frame may go rather: the older one of what has landed, or else the younger
@@ -175,14 +153,15 @@ candidate(const struct core_view *view, bool host)
 static void
 announce(struct channel_announcement *a, uint64_t word)
 {
-    channel_store(&a->release, 0);
+    channel_store_relaxed(&a->release, 0);
     channel_store(&a->word, word);
 }
 
 static bool
 has_ended(const struct core_view *view)
 {
-    return channel_load(&view->table->closed) || is_dead(view->slot);
+    return channel_load(&view->table->closed) ||
+           channel_load(&view->slot->done) >= TIMELINE_DEAD;
 }
 
 /* A word of a slot that is none is none. */
@@ -214,13 +193,13 @@ core_announce(const struct core_view *view, struct channel_announcement *a, bool
 void
 core_retract(struct channel_announcement *a)
 {
-    channel_store(&a->word, 0);
+    channel_store_relaxed(&a->word, 0);
 }
 
 void
 core_release(struct channel_announcement *a, uint64_t value)
 {
-    channel_store(&a->release, value);
+    channel_store_relaxed(&a->release, value);
 }
 
 bool
@@ -242,6 +221,6 @@ core_entry(const struct core_view *view, uint64_t sequence, uint32_t slot,
     if (channel_load(&entry->is_void))
         return CORE_VOID;
     for (size_t i = 0; i < CHANNEL_INFO / 8; i++)
-        info[i] = atomic_load_explicit(&entry->info[i], memory_order_relaxed);
+        info[i] = channel_load(&entry->info[i]);
     return CORE_FRAME;
 }

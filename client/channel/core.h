@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The protocol of channels, without what surrounds it: no client, no driver, no waiting. All that
- * it knows of other processes are words that they write (proto/channel.h). It loads and stores
- * these in one sequentially consistent order, which is all that it relies on; no fences. A test
- * compiles it with loads and stores of its own, and goes through all orders that processors with
- * store buffers, streams and deaths can bring about.
+ * it knows of other processes are words that they write (proto/channel.h). Loads, and the three
+ * stores whose order counts (an announcement, the newest, the landed), are sequentially consistent.
+ * All other stores are relaxed: they are seen with the next one of those, or with the value of slot
+ * 0, which the caller stores by release. No fences. A test compiles it with loads and stores of its
+ * own, and goes through all orders that processors with store buffers, streams and deaths can bring
+ * about (tests/channel).
  *
  * latest. What a reader has secured, no producer fills. A reader announces a word, and then looks
  * whether that is still the newest (or, for the host, the landed) one of a living producer. If it
@@ -15,7 +17,8 @@
  *
  * A producer looks at all announcements once for each frame, and then has a slot: an announcement
  * takes one slot at most, and there are more slots than announcements (CORE_SPARE). So no reader
- * can make it look again, or wait.
+ * can make it look again, or wait. An announcement stands until another one takes its place, also
+ * when its frame has been let go of, or its reader is dead: its slot is one that nobody misses.
  *
  * The next producer looks after the former is dead or has closed its table, which the reader looks
  * at, too, after it has announced.
@@ -35,6 +38,8 @@
 #else
 #    define channel_load(p)         atomic_load(p)
 #    define channel_store(p, value) atomic_store((p), (value))
+#    define channel_store_relaxed(p, value) \
+        atomic_store_explicit((p), (value), memory_order_relaxed)
 #endif
 
 /* Slots of a channel "latest" beyond those that readers may announce: for the newest, the landed,
@@ -62,8 +67,8 @@ struct core_producer {
 /* A frame that the former producer has left whole. */
 void core_keep(struct core_producer *producer, uint32_t slot, uint64_t sequence,
                const uint64_t info[CHANNEL_INFO / 8]);
-/* After all frames have been kept: goes on after `last`. fifo: sequences that are not kept are
- * void. Nobody knows the page yet. */
+/* After all frames have been kept: goes on after `last`, which slot 0 has, too, before anybody
+ * knows the page. fifo: sequences that are not kept are void. */
 void core_begin_at(struct core_producer *producer, uint64_t last);
 
 /* latest: a slot for the next frame, which nobody sees from now on. -1: none, since readers have
