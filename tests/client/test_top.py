@@ -46,7 +46,7 @@ class Terminal:
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     def wait_for(self, pattern):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not re.search(pattern, text := self.read(), re.M):
             assert time.monotonic() < deadline, f"no {pattern!r} on the screen:\n{text}"
         return text

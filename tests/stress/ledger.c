@@ -14,7 +14,7 @@
 #include "session/answer.h"
 
 #define RSS_BOUND      (512 * 1024)
-#define SETTLE_TRIES   200
+#define SETTLE_TRIES   1200
 #define SETTLE_STEP_US 50000
 
 /* The figures of a ledger: two of the kernel's, then those of these answers. */
