@@ -32,6 +32,11 @@ enum kind {
     ROOM
 };
 
+static const char *const party_names[PARTIES] = {
+    "producer 0", "producer 1", "reader 0", "reader 1", "reader 2",
+    "daemon 0",   "daemon 1",   "daemon 2", "daemon 3",
+};
+
 static const char *const kinds[] = {"nothing", "load", "ask for", "store", "await", "room"};
 
 struct pending {
@@ -95,7 +100,7 @@ static struct pending *pending;
 
 static uint8_t index_of[sizeof(struct area) / 8]; /* of the word in `words`, from 1 */
 static size_t n_words;
-static const void *address_of[WORDS];
+static char names[WORDS][NAME];
 
 struct local *own;
 int me;
@@ -106,21 +111,52 @@ static jmp_buf parked;
 
 /* ---- words ---- */
 
-static void
-add_word(const void *p)
+__attribute__((format(printf, 2, 3))) static void
+add_word(const void *p, const char *format, ...)
 {
+    va_list args;
+
     if (++n_words >= WORDS)
         abort();
     index_of[((const char *)p - (const char *)&area) / 8] = (uint8_t)n_words;
-    address_of[n_words] = p;
+    va_start(args, format);
+    vsnprintf(names[n_words], NAME, format, args);
+    va_end(args);
 }
 
 static void
-add_slot(const struct timeline_slot *slot)
+add_slot(const struct timeline_slot *slot, const char *of, int i)
 {
-    add_word(&slot->done);
-    add_word(&slot->submitted);
-    add_word(&slot->landed);
+    add_word(&slot->done, "done of %s %d", of, i);
+    add_word(&slot->submitted, "submitted of %s %d", of, i);
+    add_word(&slot->landed, "landed of %s %d", of, i);
+}
+
+static void
+add_producer(int i)
+{
+    add_slot(&area.producers[i], "producer", i);
+    add_word(&table_of(i)->newest, "newest of %d", i);
+    add_word(&table_of(i)->landed, "last landed of %d", i);
+    add_word(&table_of(i)->closed, "%d is closed", i);
+    for (uint32_t j = 0; j < scenario->n_slots; j++) {
+        add_word(&table_of(i)->entries[j].sequence, "sequence in entry %u of %d", j, i);
+        add_word(&table_of(i)->entries[j].is_void, "void in entry %u of %d", j, i);
+        add_word(&table_of(i)->entries[j].info[0], "info in entry %u of %d", j, i);
+    }
+}
+
+static void
+add_reader(int i)
+{
+    add_slot(&area.readers[i], "reader", i);
+    for (uint32_t j = 0; j < scenario->depths[i]; j++) {
+        add_word(&area.tails[i].announcements[j].word, "announcement %u of %d", j, i);
+        add_word(&area.tails[i].announcements[j].release, "release %u of %d", j, i);
+    }
+    add_word(&area.asked[i], "reader %d wants to be let in", i);
+    add_word(&area.let_in[i], "reader %d is let in", i);
+    add_word(&area.left[i], "reader %d has left", i);
 }
 
 static void
@@ -128,35 +164,18 @@ add_words(void)
 {
     memset(index_of, 0, sizeof(index_of));
     n_words = 0;
-    for (int i = 0; i < 2 && scenario->scripts[i]; i++) {
-        add_slot(&area.producers[i]);
-        add_word(&table_of(i)->newest);
-        add_word(&table_of(i)->landed);
-        add_word(&table_of(i)->closed);
-        for (uint32_t j = 0; j < scenario->n_slots; j++) {
-            add_word(&table_of(i)->entries[j].sequence);
-            add_word(&table_of(i)->entries[j].is_void);
-            add_word(&table_of(i)->entries[j].info[0]);
-        }
-    }
-    for (int i = 0; i < READERS && scenario->scripts[READER + i]; i++) {
-        add_slot(&area.readers[i]);
-        for (uint32_t j = 0; j < scenario->depths[i]; j++) {
-            add_word(&area.tails[i].announcements[j].word);
-            add_word(&area.tails[i].announcements[j].release);
-        }
-        add_word(&area.asked[i]);
-        add_word(&area.let_in[i]);
-        add_word(&area.left[i]);
-    }
+    for (int i = 0; i < 2 && scenario->scripts[i]; i++)
+        add_producer(i);
+    for (int i = 0; i < READERS && scenario->scripts[READER + i]; i++)
+        add_reader(i);
     for (uint32_t i = 0; i < scenario->n_slots; i++)
-        add_word(&area.contents[i]);
+        add_word(&area.contents[i], "contents of slot %u", i);
     for (int i = 0; i < PARTIES; i++)
         if (scenario->mortals >> i & 1)
-            add_word(&area.exited[i]);
-    add_word(&area.departed);
-    add_word(&area.joined);
-    add_word(&area.pause);
+            add_word(&area.exited[i], "%s has exited", party_names[i]);
+    add_word(&area.departed, "the producer has left");
+    add_word(&area.joined, "the second is there");
+    add_word(&area.pause, "the user's work");
 }
 
 /* 0: nobody looks at it. */
@@ -190,66 +209,7 @@ unpack(uint16_t value)
                                      : value;
 }
 
-static const char *
-name_of(uint8_t word)
-{
-    static char names[4][NAME];
-    static int turn;
-    const char *p = address_of[word];
-    char *name = names[turn++ % 4];
-
-#define IN(field) (p >= (const char *)(field) && p < (const char *)(field) + sizeof(field))
-#define AT(field) (size_t)(p - (const char *)(field))
-    if (IN(area.producers) || IN(area.readers)) {
-        bool is_producer = IN(area.producers);
-        size_t at = is_producer ? AT(area.producers) : AT(area.readers);
-        size_t in = at % sizeof(struct timeline_slot);
-        snprintf(name, NAME, "%s %zu %s", is_producer ? "producer" : "reader",
-                 at / sizeof(struct timeline_slot),
-                 in == 0                                        ? "done"
-                 : in == offsetof(struct timeline_slot, landed) ? "slot's landed"
-                                                                : "submitted");
-    } else if (IN(area.tables)) {
-        size_t in = AT(area.tables) % sizeof(area.tables[0]);
-        size_t entry = in - sizeof(struct channel_table);
-        if (in < sizeof(struct channel_table))
-            snprintf(name, NAME, "table %zu %s", AT(area.tables) / sizeof(area.tables[0]),
-                     in == 0    ? "newest"
-                     : in == 64 ? "landed"
-                                : "closed");
-        else
-            snprintf(name, NAME, "table %zu entry %zu word %zu",
-                     AT(area.tables) / sizeof(area.tables[0]), entry / 128, entry % 128 / 8);
-    } else if (IN(area.tails)) {
-        size_t in = AT(area.tails) % sizeof(area.tails[0]) -
-                    offsetof(struct channel_reader, announcements);
-        snprintf(name, NAME, "reader %zu announcement %zu %s",
-                 AT(area.tails) / sizeof(area.tails[0]), in / 16, in % 16 ? "release" : "word");
-    } else if (IN(area.contents)) {
-        snprintf(name, NAME, "contents of slot %zu", AT(area.contents) / 8);
-    } else {
-        snprintf(name, NAME, "message %zu", AT(area.exited) / 8);
-    }
-    return name;
-}
-
 /* ---- what came to pass ---- */
-
-static const char *
-party_name(int party)
-{
-    static char names[4][24];
-    static int turn;
-    char *name = names[turn++ % 4];
-
-    if (party >= KILLER)
-        snprintf(name, 24, "daemon %d", party - KILLER);
-    else if (party >= READER)
-        snprintf(name, 24, "reader %d", party - READER);
-    else
-        snprintf(name, 24, "producer %d", party);
-    return name;
-}
 
 /* Steps of a party. */
 enum {
@@ -267,11 +227,11 @@ print_step(const struct frame *f)
     const struct cpu *cpu = &f->state.cpus[party];
     const struct pending *p = &f->pending[party];
 
-    fprintf(stderr, "  %s: ", party_name(party));
+    fprintf(stderr, "  %s: ", party_names[party]);
     if (step == GO) {
         fprintf(stderr, "'%c' %s", scenario->scripts[party][cpu->at], kinds[p->kind]);
         for (int i = 0; i < p->n; i++)
-            fprintf(stderr, "%s %s %#x (is %#x)", i ? "," : "", name_of(p->words[i]),
+            fprintf(stderr, "%s %s %#x (is %#x)", i ? "," : "", names[p->words[i]],
                     (unsigned)p->values[i], (unsigned)f->state.words[p->words[i]]);
     } else if (step == DIE) {
         fprintf(stderr, "dies");
@@ -282,7 +242,7 @@ print_step(const struct frame *f)
         fprintf(stderr, "stream %s slot %u, sequence %u, value %u", works[job->work],
                 (unsigned)job->slot, (unsigned)job->sequence, (unsigned)job->value);
     } else {
-        fprintf(stderr, "%s = %#x is seen", name_of(cpu->buffer[step - FLUSH].word),
+        fprintf(stderr, "%s = %#x is seen", names[cpu->buffer[step - FLUSH].word],
                 (unsigned)cpu->buffer[step - FLUSH].value);
     }
     fprintf(stderr, "\n");
@@ -317,7 +277,7 @@ note(uint16_t value)
     struct cpu *c = cpu();
 
     if (c->n_log == LOG)
-        broken("%s: a call that does not end", party_name(me));
+        broken("%s: a call that does not end", party_names[me]);
     c->log[c->n_log++] = value;
     n_done++;
     return value;
@@ -384,10 +344,9 @@ load(enum kind kind, const void *p)
 static bool
 is_own(const void *p)
 {
-    const char *tail = (const char *)&area.tails[me - READER];
+    size_t at = (size_t)((const char *)p - (const char *)area.tails);
 
-    return me >= READER && me < KILLER && (const char *)p >= tail &&
-           (const char *)p < tail + sizeof(area.tails[0]);
+    return at < sizeof(area.tails) && (int)(at / sizeof(area.tails[0])) == me - READER;
 }
 
 uint64_t
@@ -541,7 +500,7 @@ must_be_unused(uint32_t slot, uint64_t sequence)
 {
     for (int i = 0; i < PARTIES; i++)
         if (now->cpus[i].held[slot] & ((1 << sequence) - 1))
-            broken("slot %u is filled while %s uses it", (unsigned)slot, party_name(i));
+            broken("slot %u is filled while %s uses it", (unsigned)slot, party_names[i]);
 }
 
 void
@@ -825,7 +784,7 @@ check_end(void)
 {
     for (int i = 0; i < PARTIES; i++)
         if (pending[i].kind != NOTHING && !pending[i].may_stay)
-            broken("%s waits for ever, at '%c'", party_name(i),
+            broken("%s waits for ever, at '%c'", party_names[i],
                    scenario->scripts[i][now->cpus[i].at]);
     for (int i = READER; i < KILLER; i++)
         if (pending[i].kind == AWAIT)

@@ -93,15 +93,6 @@ static const struct scenario scenarios[] = {
         .mortals = 1 << FIRST,
     },
     {
-        .name = "latest: the producer dies, and the host reads",
-        .scripts = {"PPP", "JPP", [READER] = "GEGE", [KILLER] = "K"},
-        .n_slots = 1 + CORE_SPARE,
-        .depths = {1},
-        .hosts = 1,
-        .mortals = 1 << FIRST,
-        .weak = true,
-    },
-    {
         .name = "latest: two readers, and the producer dies",
         .scripts = {"PP", "JP", [READER] = "GE", "GE", [KILLER] = "K"},
         .n_slots = 2 + CORE_SPARE,
@@ -151,6 +142,15 @@ static const struct scenario scenarios[] = {
         .n_slots = 1 + CORE_SPARE,
         .depths = {1},
         .mortals = 1 << FIRST | 1 << READER,
+    },
+    {
+        .name = "latest: the producer dies, and the host reads",
+        .scripts = {"PPP", "JPP", [READER] = "GEGE", [KILLER] = "K"},
+        .n_slots = 1 + CORE_SPARE,
+        .depths = {1},
+        .hosts = 1,
+        .mortals = 1 << FIRST,
+        .weak = true,
     },
     {
         .name = "fifo: a stream reads",
