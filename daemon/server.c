@@ -135,7 +135,7 @@ static void
 page_new_action(struct server *s, const struct core_action *a)
 {
     struct core_page_result result;
-    int r = shared_page_new(&s->pages, a->page, &result);
+    int r = shared_page_new(&s->pages, a->page, a->size, &result);
 
     if (r < 0)
         log_client(s, "no page of timelines could be made: %s", strerror(-r));

@@ -52,10 +52,11 @@ DEFINE_CLEANUP(struct shared_page *, destroy)
 
 /* ---- made ---- */
 
+/* With so many bytes behind the slots. */
 static size_t
-page_size(void)
+page_size(size_t tail)
 {
-    return (size_t)sysconf(_SC_PAGESIZE);
+    return ALIGN_UP(TIMELINE_PAGE_BYTES + tail, (size_t)sysconf(_SC_PAGESIZE));
 }
 
 /* fallocate(2): the kernel allocates the memory now, not when it is touched. The mode keeps other
@@ -108,7 +109,7 @@ map(struct shared_page *p)
 
 /* former: -1, or the fd of an earlier daemon's page, for reading; the page owns it on success. */
 static int
-shared_page_make(uint64_t id, int former, struct shared_page **ret)
+shared_page_make(uint64_t id, size_t size, int former, struct shared_page **ret)
 {
     _cleanup_(destroyp) struct shared_page *p = calloc(1, sizeof(*p));
     int r;
@@ -116,7 +117,7 @@ shared_page_make(uint64_t id, int former, struct shared_page **ret)
     if (!p)
         return -ENOMEM;
     *p = (struct shared_page){.id = id,
-                              .size = page_size(),
+                              .size = size,
                               .write = -1,
                               .read = former,
                               .is_former = former >= 0};
@@ -143,10 +144,11 @@ shared_page_add(struct shared_pages *pages, struct shared_page *p, struct core_p
 }
 
 int
-shared_page_new(struct shared_pages *pages, uint64_t id, struct core_page_result *ret)
+shared_page_new(struct shared_pages *pages, uint64_t id, size_t tail,
+                struct core_page_result *ret)
 {
     struct shared_page *p = NULL;
-    int r = pages->n < pages->max ? shared_page_make(id, -1, &p) : -EMFILE;
+    int r = pages->n < pages->max ? shared_page_make(id, page_size(tail), -1, &p) : -EMFILE;
 
     *ret = (struct core_page_result){.error = r, .write = -1, .read = -1};
     if (r < 0)
@@ -163,8 +165,11 @@ shared_page_adopt(struct shared_pages *pages, uint64_t id, uint32_t kept,
 {
     int fd = kept_found(pages->kept, kept), r;
     struct shared_page *p = NULL;
+    struct stat st;
 
-    r = fd >= 0 ? shared_page_make(id, fd, &p) : -ENOENT;
+    if (fd < 0 || fstat(fd, &st) < 0 || st.st_size < TIMELINE_PAGE_BYTES)
+        return -ENOENT;
+    r = shared_page_make(id, (size_t)st.st_size, fd, &p);
     if (r < 0)
         return r;
     kept_claim(pages->kept, kept);
@@ -222,7 +227,7 @@ shared_pages_init(struct shared_pages *pages, struct kept *kept, uint64_t max_fd
         .kept = kept,
     };
     RB_INIT(&pages->tree);
-    r = make_memfd(page_size(), &fd);
+    r = make_memfd(page_size(PROTO_TAIL_MAX), &fd); /* it stands for a page of any size */
     if (r == 0)
         r = fill_dead(fd);
     if (r == 0)

@@ -42,8 +42,10 @@ int shared_pages_init(struct shared_pages *pages, struct kept *kept, uint64_t ma
 /* Frees the pages that are left, and kills none. */
 void shared_pages_deinit(struct shared_pages *pages);
 
-/* -EMFILE: pages have as many fds as they may; -errno. *ret has the same error. */
-int shared_page_new(struct shared_pages *pages, uint64_t id, struct core_page_result *ret);
+/* With so many bytes behind the slots. -EMFILE: pages have as many fds as they may; -errno. *ret
+ * has the same error. */
+int shared_page_new(struct shared_pages *pages, uint64_t id, size_t tail,
+                    struct core_page_result *ret);
 /* Takes over an earlier daemon's page, which was found under that number. It is mapped for reading;
  * the keeper kills it. -errno: it stays found. */
 int shared_page_adopt(struct shared_pages *pages, uint64_t id, uint32_t kept,

@@ -11,6 +11,7 @@
 
 #define PROTO_PACKET_MAX 65536 /* bytes in one packet, both ways */
 #define PROTO_DEPTH_MAX  8     /* nesting of arrays and maps in a packet */
+#define PROTO_TAIL_MAX   16384 /* bytes behind the slots of a page */
 #define PROTO_ITEMS_MAX  16384 /* MessagePack objects in a packet */
 #define PROTO_MAP_MAX    64    /* entries of one map */
 #define PROTO_FDS_MAX    253   /* fds in one packet: SCM_MAX_FD, unix(7) */

@@ -518,7 +518,7 @@ need_slot(struct caid_client *client, struct lane *lane, struct caid_error *erro
     struct page *page;
 
     while (!has_slot(lane) && !change_slot(table, lane)) {
-        int r = page_new(client, &page, error);
+        int r = page_new(client, 0, &page, error);
         if (r < 0)
             return r;
         pthread_mutex_lock(&table->lock);

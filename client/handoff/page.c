@@ -58,7 +58,7 @@ page_unref(struct page *page)
     if (atomic_fetch_sub_explicit(&page->refs, 1, memory_order_acq_rel) > 1)
         return;
     if (!page->registered)
-        munmap(page->slots, TIMELINE_PAGE_BYTES);
+        munmap(page->slots, page->size);
     page_forget(page);
 }
 
@@ -104,15 +104,14 @@ check_file(int fd, uint64_t size)
 
 /* -EPROTO: the fd cannot be mapped so. */
 static int
-map_slots(int fd, bool own, struct timeline_slot **ret)
+map_slots(int fd, size_t size, bool own, struct timeline_slot **ret)
 {
-    void *slots = mmap(NULL, TIMELINE_PAGE_BYTES, own ? PROT_READ | PROT_WRITE : PROT_READ,
-                       MAP_SHARED, fd, 0);
+    void *slots = mmap(NULL, size, own ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
 
     if (slots == MAP_FAILED)
         return errno == ENOMEM ? -ENOMEM : -EPROTO;
-    if (madvise(slots, TIMELINE_PAGE_BYTES, MADV_DONTFORK) < 0) {
-        munmap(slots, TIMELINE_PAGE_BYTES);
+    if (madvise(slots, size, MADV_DONTFORK) < 0) {
+        munmap(slots, size);
         return -ENOMEM;
     }
     *ret = slots;
@@ -120,19 +119,20 @@ map_slots(int fd, bool own, struct timeline_slot **ret)
 }
 
 static int
-page_add(struct caid_client *client, uint64_t id, int fd, bool own)
+page_add(struct caid_client *client, const struct msg_page *m, int fd, bool own)
 {
     struct page_table *table = client->pages;
     struct page *page = calloc(1, sizeof(*page));
 
     if (!page)
         return -ENOMEM;
-    int r = map_slots(fd, own, &page->slots);
+    int r = map_slots(fd, m->size, own, &page->slots);
     if (r < 0) {
         free(page);
         return r;
     }
-    page->id = id;
+    page->id = m->page;
+    page->size = m->size;
     page->own = own;
     atomic_init(&page->refs, 1);
     pthread_mutex_init(&page->lock, NULL);
@@ -164,7 +164,7 @@ page_take(struct caid_client *client, const struct msg_page *m, struct call_fds 
     if (!check_file(fd, m->size))
         return -EPROTO;
     struct page *here = page_find(client, m->page);
-    return here ? page_revive(client, here, own) : page_add(client, m->page, fd, own);
+    return here ? page_revive(client, here, own) : page_add(client, m, fd, own);
 }
 
 int
@@ -235,9 +235,9 @@ take_page(struct caid_client *client, struct call *call, const void *reply,
 }
 
 int
-page_new(struct caid_client *client, struct page **ret, struct caid_error *error)
+page_new(struct caid_client *client, size_t tail, struct page **ret, struct caid_error *error)
 {
-    const struct msg_none params = {};
+    const struct msg_page_params params = {.tail = tail};
 
     return page_ask(client, ret, MSG_PAGE, &params, take_page, error);
 }

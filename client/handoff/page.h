@@ -80,7 +80,8 @@ struct page {
     /* Fixed. */
     uint64_t id;
     bool own;
-    struct timeline_slot *slots; /* TIMELINE_PAGE_BYTES that are mapped */
+    struct timeline_slot *slots; /* TIMELINE_PAGE_BYTES, and what is behind them */
+    size_t size;                 /* bytes that are mapped */
 
     atomic_uint refs;
 
@@ -141,8 +142,10 @@ int page_ask(struct caid_client *client, struct page **ret, enum msg_method meth
              int (*take)(struct caid_client *client, struct call *call, const void *result,
                          struct call_fds *fds),
              struct caid_error *error);
-/* Asks the daemon for an own page, and maps it. *ret is a reference to it. */
-int page_new(struct caid_client *client, struct page **ret, struct caid_error *error);
+/* Asks the daemon for an own page with so many bytes behind the slots, and maps it. *ret is a
+ * reference to it. */
+int page_new(struct caid_client *client, size_t tail, struct page **ret,
+             struct caid_error *error);
 
 /* The address of a slot for the streams of a place. Registers the page if that has not been done.
  * */

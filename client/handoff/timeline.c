@@ -96,7 +96,7 @@ get_page(struct caid_timeline *timeline, struct caid_error *error)
 {
     struct caid_client *client = timeline->client;
 
-    int r = page_new(client, &timeline->page, error);
+    int r = page_new(client, 0, &timeline->page, error);
     if (r < 0)
         return r;
     timeline->creator = true;

@@ -74,6 +74,7 @@ struct array { /* kept small: there may be a million */
     bool is_set : 1;       /* has members, and no bytes */
     bool uncharged : 1;    /* nobody is charged for its bytes any more */
     bool droppable : 1;    /* a set with a name: drop.h */
+    bool is_channel : 1;   /* somebody takes part in it, or did: participant.h */
     int64_t extents[];     /* shape, strides; then typestr, descr and name, each terminated */
 };
 

@@ -5,6 +5,7 @@
 #include "flush.h"
 #include "former.h"
 #include "monitor.h"
+#include "participant.h"
 #include "reclaim.h"
 #include "state.h"
 #include "waiter.h"
@@ -148,6 +149,8 @@ drop_request(struct core *core, struct conn *conn)
         watch_free(core, RB_ROOT(&conn->watches));
     else if (!LIST_EMPTY(&conn->vacates))
         vacate_free(core, LIST_FIRST(&conn->vacates));
+    else if (!LIST_EMPTY(&conn->standing))
+        channel_drop_request(core, conn);
     else if (conn->monitor)
         monitor_free(core, conn->monitor);
     else if (!RB_EMPTY(&conn->asking))

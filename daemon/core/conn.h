@@ -82,7 +82,8 @@ struct conn {
     LIST_HEAD(, ticket) tickets;
     struct watches_of_conn watches;
     LIST_HEAD(, vacate) vacates;
-    struct monitor *monitor; /* or NULL */
+    LIST_HEAD(, participant) standing; /* JOIN and MEMBERS */
+    struct monitor *monitor;           /* or NULL */
     struct published published;
     struct entry close;
     struct entry keep;    /* CORE_KEEP */

@@ -229,6 +229,7 @@ forget_all(struct core *core)
     linger_forget(core);
     expiries_forget(core);
     tickets_forget(core);
+    channels_forget(core);
     parts_forget(core);
     RB_FOREACH(pool, pools, &core->pools)
         forget_names(pool);

@@ -240,7 +240,7 @@ struct core_page_result {
     int error; /* 0 or -errno */
     int write, read;
     uint64_t size;               /* bytes */
-    struct timeline_slot *slots; /* TIMELINE_SLOTS of them */
+    struct timeline_slot *slots; /* TIMELINE_SLOTS of them, and what was asked for behind */
     uint32_t kept;               /* as of core_alloc_result */
 };
 
@@ -338,9 +338,9 @@ struct core_action {
 
     uint32_t device;     /* ALLOC, MEMORY: index; MEMORY: n_devices for all */
     enum core_kind kind; /* ALLOC */
-    uint64_t size;       /* ALLOC: bytes, a multiple of the granularity */
-    uint64_t handle;     /* RELEASE */
-    int fd;              /* RELEASE */
+    uint64_t size;   /* bytes; ALLOC: a multiple of the granularity; PAGE_NEW: of the tail */
+    uint64_t handle; /* RELEASE */
+    int fd;          /* RELEASE */
 
     uint64_t page; /* PAGE_* */
 

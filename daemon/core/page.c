@@ -5,6 +5,7 @@
 
 #include "array.h"
 #include "linger.h"
+#include "participant.h"
 #include "state.h"
 
 #define MAX_PAGES \
@@ -45,12 +46,16 @@ page_alloc(uint64_t id)
 }
 
 int
-page_new(struct core *core, struct conn *conn, uint32_t request, struct refusal *r)
+page_new(struct core *core, struct conn *conn, uint32_t request, uint64_t tail,
+         struct refusal *r)
 {
     struct page *page;
     struct charge charge;
 
-    if (charge_init(&charge, conn->user, RES_PAGES, 1, PAGE_HOST, r))
+    if (tail > PROTO_TAIL_MAX)
+        return refuse(r, PROTO_ERR_INVALID, "at most %d bytes are behind a page's slots",
+                      PROTO_TAIL_MAX);
+    if (charge_init(&charge, conn->user, RES_PAGES, 1, PAGE_HOST(tail), r))
         return REFUSED;
     page = page_alloc(core->next_page + 1);
     if (!page) {
@@ -61,6 +66,7 @@ page_new(struct core *core, struct conn *conn, uint32_t request, struct refusal 
     page->conn = conn;
     page->charge = charge;
     page->request = request;
+    page->saved.action.size = tail;
     RB_INSERT(pages, &core->pages, page);
     LIST_INSERT_HEAD(&conn->pages, page, of_conn);
     core->n_pages++;
@@ -83,7 +89,8 @@ page_restore(struct core *core, struct conn *conn, uint64_t id,
         free(page);
         return -ENOMEM;
     }
-    charge_init(&page->charge, conn->user, RES_PAGES, 1, PAGE_HOST, NULL);
+    charge_init(&page->charge, conn->user, RES_PAGES, 1,
+                PAGE_HOST(min_u64(from->size - TIMELINE_PAGE_BYTES, PROTO_TAIL_MAX)), NULL);
     page->conn = conn;
     page->made = page->sealed = true;
     page->read = from->read;
@@ -112,7 +119,8 @@ page_note_loss(const struct page *page, bool goes)
 static void
 page_remove(struct core *core, struct page *page)
 {
-    assert(LIST_EMPTY(&page->fences) && LIST_EMPTY(&page->holds) && !page->timeline);
+    assert(LIST_EMPTY(&page->fences) && LIST_EMPTY(&page->holds) && !page->timeline &&
+           !page->participant);
     if (page->closing && !page->killed)
         TAILQ_REMOVE(&core->closing_pages, page, of_closing);
     if (page->made)
@@ -175,6 +183,16 @@ page_find_own(struct core *core, struct conn *conn, uint64_t id)
     struct page *page = page_find(core, id);
 
     return page && page->made && !page->closing && page->conn == conn ? page : NULL;
+}
+
+int
+page_get_own(struct core *core, struct conn *conn, uint64_t id, struct page **ret,
+             struct refusal *r)
+{
+    *ret = page_find_own(core, conn, id);
+    return *ret ? 0
+                : refuse(r, PROTO_ERR_INVALID, "page %" PRIu64 " is none of the client's own",
+                         id);
 }
 
 void
@@ -318,6 +336,27 @@ page_unhold(struct core *core, struct hold *hold)
         page_go(core, page);
 }
 
+int
+page_send(struct conn *conn, struct page *page, struct sent_pages *to, struct refusal *r)
+{
+    struct hold *hold;
+    bool is_new = false;
+    int rc = page->conn == conn ? 0 : page_hold(conn, page, &hold, &is_new, r);
+
+    if (rc || !is_new)
+        return rc;
+    to->records[to->n] = page_record(page, to->n);
+    to->fds[to->n++] = page->read;
+    return 0;
+}
+
+void
+pages_unsend(struct core *core, struct conn *conn, const struct sent_pages *pages)
+{
+    for (uint32_t i = 0; i < pages->n; i++)
+        page_unhold(core, hold_find(&conn->page_holds, pages->records[i].page));
+}
+
 /* ---- the end ---- */
 
 static bool
@@ -385,6 +424,8 @@ page_free(struct core *core, struct page *page)
         ;
     if (page->made)
         entry_push(core, TAKE_PTR(page->gone));
+    if (page->participant) /* who is told of it then finds the page killed */
+        participant_end(core, page->participant);
     page_remove(core, page);
 }
 
@@ -395,6 +436,8 @@ page_kill(struct core *core, struct page *page)
     TAILQ_REMOVE(&core->closing_pages, page, of_closing);
     page->killed = true;
     entry_push(core, &page->kill);
+    if (page->participant)
+        participant_end(core, page->participant);
 }
 
 /* A page that was given up: once every value has landed, all are let go who wait for it. */

@@ -21,8 +21,11 @@
 #include "actions.h"
 #include "base/tree.h"
 #include "block.h"
+#include "channel.h"
 #include "refusal.h"
 #include "timeline.h"
+
+struct participant;
 
 struct page {
     RB_ENTRY(page) node; /* core->pages */
@@ -37,15 +40,16 @@ struct page {
     TAILQ_ENTRY(page) of_closing;
     int write, read;
     uint32_t kept; /* as in core_page_result */
-    uint64_t size;
+    uint64_t size; /* bytes, with those behind the slots */
     struct timeline_slot *slots;
     uint64_t last[TIMELINE_SLOTS]; /* the highest value in a fence, by slot */
     /* of an earlier core: values submitted before the restart, or made a fence while its owner
      * resumed; NULL: all have landed */
     uint64_t *before;
-    bool resumed;              /* its owner has said, when resuming, that it has this */
-    struct timeline *timeline; /* the timeline of its first slot, or NULL */
-    struct hold_list holds;    /* of other connections */
+    bool resumed;                    /* its owner has said, when resuming, that it has this */
+    struct timeline *timeline;       /* the timeline of its first slot, or NULL */
+    struct participant *participant; /* that takes part in a channel by it, or NULL */
+    struct hold_list holds;          /* of other connections */
     uint64_t n_holds;
     LIST_HEAD(, fence) fences;
     struct entry saved; /* CORE_PAGE_NEW, then _SEAL */
@@ -64,8 +68,9 @@ struct timeline {            /* a page that has a name */
 };
 
 /* What a page and a timeline are charged. */
-#define PAGE_HOST \
-    (sizeof(struct page) + TIMELINE_PAGE_BYTES + RECORD_HOST(sizeof(struct record_page)))
+#define PAGE_HOST(tail)                                   \
+    (sizeof(struct page) + TIMELINE_PAGE_BYTES + (tail) + \
+     RECORD_HOST(sizeof(struct record_page)))
 #define TIMELINE_HOST(n_name) (sizeof(struct timeline) + (n_name) + TEXT_HOST(n_name))
 
 RB_HEAD(pages, page);
@@ -83,11 +88,16 @@ void page_note_loss(const struct page *page, bool goes);
 /* A page of an earlier core, as core_page_done() would leave it. -ENOMEM. */
 int page_restore(struct core *core, struct conn *conn, uint64_t id,
                  const struct core_page_result *from);
-/* Makes a page for conn, which is answered later. -ENOMEM or REFUSED. */
-int page_new(struct core *core, struct conn *conn, uint32_t request, struct refusal *r);
+/* Makes a page for conn, with so many bytes behind the slots, which is answered later. -ENOMEM or
+ * REFUSED. */
+int page_new(struct core *core, struct conn *conn, uint32_t request, uint64_t tail,
+             struct refusal *r);
 struct page *page_find(struct core *core, uint64_t id);
 /* conn's own page with that number, made and not given up; or NULL. */
 struct page *page_find_own(struct core *core, struct conn *conn, uint64_t id);
+/* The same, or a refusal. */
+int page_get_own(struct core *core, struct conn *conn, uint64_t id, struct page **ret,
+                 struct refusal *r);
 /* Nobody but its owner can map it for writing from now on. */
 void page_seal(struct core *core, struct page *page);
 struct msg_page page_record(const struct page *page, uint64_t fd);
@@ -95,6 +105,17 @@ struct msg_page page_record(const struct page *page, uint64_t fd);
 int page_hold(struct conn *conn, struct page *page, struct hold **ret, bool *ret_new,
               struct refusal *r);
 void page_unhold(struct core *core, struct hold *hold);
+
+struct sent_pages { /* those that a reply brings */
+    struct msg_page records[CHANNEL_READERS_MAX];
+    int fds[CHANNEL_READERS_MAX];
+    uint32_t n;
+};
+
+/* The reply to conn brings the page, too, unless conn has it. -ENOMEM or REFUSED. */
+int page_send(struct conn *conn, struct page *page, struct sent_pages *to, struct refusal *r);
+/* The reply is not sent. */
+void pages_unsend(struct core *core, struct conn *conn, const struct sent_pages *pages);
 /* Its owner gives the page up. Its name goes at once, the page when every value has landed and
  * nobody has a hold. */
 void page_drop(struct core *core, struct page *page);

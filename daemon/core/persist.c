@@ -202,6 +202,49 @@ persist_page(struct core *core, const struct page *page)
     RECORD_NAMED(core, RECORD_PAGE, r, timeline ? timeline->name : NULL, r.n_name);
 }
 
+/* Whoever was not answered asks again after a restart. */
+void
+persist_channel(struct core *core, const struct channel *channel)
+{
+    struct record_channel r = {
+        .key = {.id = channel->array->id},
+        .sequence = channel->sequence,
+        .former = channel->former,
+        .producer = channel->producer ? channel->producer->id : 0,
+        .producer_page = channel->producer ? channel->producer->page->id : 0,
+        .has_mode = channel->has_mode,
+        .latest = channel->latest,
+        .n_slots = channel->n_slots,
+    };
+    const struct participant *p;
+    uint8_t *at;
+
+    for (uint32_t i = 0; i < channel->n_slots; i++)
+        r.n_kept = (uint8_t)(r.n_kept + (channel->kept[i].sequence != 0));
+    TAILQ_FOREACH(p, &channel->participants, of_channel)
+        r.n_participants = (uint8_t)(r.n_participants + p->joined);
+    at = record_begin(core, RECORD_CHANNEL, channel_record_size(&r));
+    if (!at)
+        return;
+    put(&at, &r, sizeof(r));
+    for (uint32_t i = 0; i < channel->n_slots; i++)
+        if (channel->kept[i].sequence)
+            put(&at, &channel->kept[i], sizeof(channel->kept[i]));
+    TAILQ_FOREACH(p, &channel->participants, of_channel) {
+        const struct record_participant of_this = {
+            .id = p->id,
+            .page = p->page->id,
+            .sequence = p->sequence,
+            .depth = p->depth,
+            .latest = p->latest,
+            .admitted = p->admitted,
+        };
+        if (p->joined)
+            put(&at, &of_this, sizeof(of_this));
+    }
+    record_end(core, 0);
+}
+
 void
 persist_page_gone(struct core *core, const struct page *page)
 {

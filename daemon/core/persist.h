@@ -18,6 +18,7 @@
 
 struct array;
 struct block;
+struct channel;
 struct conn;
 struct core;
 struct hold;
@@ -70,6 +71,7 @@ void persist_block_gone(struct core *core, const struct block *block);
 void persist_hold(struct core *core, const struct hold *hold);
 void persist_hold_gone(struct core *core, const struct hold *hold);
 void persist_page(struct core *core, const struct page *page);
+void persist_channel(struct core *core, const struct channel *channel);
 void persist_page_gone(struct core *core, const struct page *page);
 /* As the keeper has it by now. */
 void persist_process(struct core *core, const struct conn *conn);

@@ -9,6 +9,7 @@
  */
 #pragma once
 
+#include "channel.h"
 #include "core.h"
 #include "done.h"
 #include "journal.h"
@@ -28,6 +29,7 @@ enum record_type {
     RECORD_LOST,
     RECORD_TICKET,
     RECORD_SUSPECT,
+    RECORD_CHANNEL,
     N_RECORDS,
 };
 
@@ -171,6 +173,34 @@ struct record_ticket { /* by which that array was sent */
     uint32_t uid, pid;
     uint64_t kind; /* enum ticket_kind */
 };
+
+struct record_channel { /* by its array's number */
+    struct record_key key;
+    uint64_t sequence, former;        /* as in struct channel */
+    uint64_t producer, producer_page; /* 0: none */
+    uint8_t has_mode, latest, n_kept, n_participants;
+    uint32_t n_slots;
+    /* then what is kept, and who takes part */
+};
+
+struct record_kept { /* a whole frame of a producer that has ended */
+    uint64_t slot;
+    uint64_t sequence; /* 0: none */
+    uint64_t info[CHANNEL_INFO / 8];
+};
+
+struct record_participant {
+    uint64_t id, page, sequence;
+    uint32_t depth;
+    uint8_t latest, admitted, unused[2];
+};
+
+static inline size_t
+channel_record_size(const struct record_channel *r)
+{
+    return sizeof(*r) + r->n_kept * sizeof(struct record_kept) +
+           r->n_participants * sizeof(struct record_participant);
+}
 
 struct record_floor {
     struct record_key key;

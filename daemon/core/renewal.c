@@ -88,6 +88,20 @@ page_anew(struct core *core)
     return true;
 }
 
+static bool
+channel_anew(struct core *core)
+{
+    const struct array at = {.id = core->renewal.id + 1};
+    struct channel key = {.array = (struct array *)(uintptr_t)&at};
+    struct channel *channel = RB_NFIND(channels, &core->channels, &key);
+
+    if (!channel)
+        return false;
+    persist_channel(core, channel);
+    core->renewal.id = channel->array->id;
+    return true;
+}
+
 static struct msg_str
 name_of(const struct renewal *at)
 {
@@ -225,12 +239,13 @@ one_anew(struct core *core)
 {
     struct renewal *at = &core->renewal;
 
-    if (!(at->stage == RENEWAL_CONNS     ? conn_anew(core)
-          : at->stage == RENEWAL_HOLDS   ? hold_anew(core)
-          : at->stage == RENEWAL_PAGES   ? page_anew(core)
-          : at->stage == RENEWAL_TICKETS ? ticket_anew(core)
-          : at->stage == RENEWAL_SETS    ? member_anew(core)
-                                         : any_anew(core)))
+    if (!(at->stage == RENEWAL_CONNS      ? conn_anew(core)
+          : at->stage == RENEWAL_HOLDS    ? hold_anew(core)
+          : at->stage == RENEWAL_PAGES    ? page_anew(core)
+          : at->stage == RENEWAL_CHANNELS ? channel_anew(core)
+          : at->stage == RENEWAL_TICKETS  ? ticket_anew(core)
+          : at->stage == RENEWAL_SETS     ? member_anew(core)
+                                          : any_anew(core)))
         *at = (struct renewal){.stage = at->stage + 1};
 }
 

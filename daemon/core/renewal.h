@@ -19,6 +19,7 @@ enum renewal_stage {
     RENEWAL_CONNS,
     RENEWAL_HOLDS,
     RENEWAL_PAGES,
+    RENEWAL_CHANNELS,
     RENEWAL_TICKETS,
     RENEWAL_SETS, /* their members */
     RENEWAL_NAMES,

@@ -10,7 +10,9 @@
 
 HANDLER(on_page)
 {
-    return page_new(core, conn, id, r);
+    const struct msg_page_params *p = params;
+
+    return page_new(core, conn, id, p->tail, r);
 }
 
 /* A page that the client neither owns nor holds has gone meanwhile. */

@@ -220,5 +220,6 @@ HANDLER(on_cancel)
     }
     bracket_cancel(core, conn, request);
     vacate_cancel(core, conn, request);
+    channel_cancel(core, conn, request);
     return 0;
 }

@@ -4,19 +4,6 @@
  */
 #include "request.h"
 
-static int
-timeline_page(struct core *core, struct conn *conn, uint64_t id, struct page **ret,
-              struct refusal *r)
-{
-    struct page *page = page_find_own(core, conn, id);
-
-    if (!page)
-        return refuse(r, PROTO_ERR_INVALID, "page %llu is none of the client's own",
-                      (unsigned long long)id);
-    *ret = page;
-    return 0;
-}
-
 HANDLER(on_timeline)
 {
     const struct msg_timeline_params *p = params;
@@ -25,7 +12,7 @@ HANDLER(on_timeline)
     int rc;
 
     if (name_check(p->name, r) || pool_find_writable(core, conn, p->pool, &pool, r) ||
-        timeline_page(core, conn, p->page, &page, r))
+        page_get_own(core, conn, p->page, &page, r))
         return REFUSED;
     rc = timeline_new(core, conn, pool, p->name, page, r);
     if (rc)
@@ -42,10 +29,8 @@ HANDLER(on_open_timeline)
     const struct msg_name_params *p = params;
     struct pool *pool = pool_find(core, conn, p->pool);
     struct timeline *timeline;
-    struct hold *hold;
-    struct page *page;
-    bool is_new = false;
-    int rc = 0;
+    struct sent_pages pages = {.n = 0};
+    int rc;
 
     if (name_check(p->name, r))
         return REFUSED;
@@ -53,17 +38,14 @@ HANDLER(on_open_timeline)
                                                       : NULL;
     if (!timeline)
         return refuse_name(r, "timeline", p->pool, p->name);
-    page = timeline->page;
-    if (page->conn != conn)
-        rc = page_hold(conn, page, &hold, &is_new, r);
+    rc = page_send(conn, timeline->page, &pages, r);
     if (rc)
         return rc;
-    struct msg_page record = page_record(page, 0);
     send_result(core, conn, id, MSG_OPEN_TIMELINE,
-                &(struct msg_open_timeline_result){.page = page->id,
-                                                   .pages = &record,
-                                                   .n_pages = is_new},
-                &page->read, is_new);
+                &(struct msg_open_timeline_result){.page = timeline->page->id,
+                                                   .pages = pages.records,
+                                                   .n_pages = pages.n},
+                pages.fds, pages.n);
     return 0;
 }
 

@@ -13,9 +13,18 @@
 
 /* Requests that tell of all pools, or change something in all. */
 static const bool needs_all[MSG_N_METHODS] = {
-    [MSG_STATUS] = true,   [MSG_MEMORY_INFO] = true, [MSG_POOLS] = true,   [MSG_FLUSH] = true,
-    [MSG_USERS] = true,    [MSG_DRAIN] = true,       [MSG_METRICS] = true, [MSG_TICKETS] = true,
-    [MSG_WITHDRAW] = true, [MSG_CONNECTIONS] = true, [MSG_KICK] = true,
+    [MSG_STATUS] = true,
+    [MSG_MEMORY_INFO] = true,
+    [MSG_POOLS] = true,
+    [MSG_FLUSH] = true,
+    [MSG_USERS] = true,
+    [MSG_DRAIN] = true,
+    [MSG_METRICS] = true,
+    [MSG_TICKETS] = true,
+    [MSG_WITHDRAW] = true,
+    [MSG_CONNECTIONS] = true,
+    [MSG_KICK] = true,
+    [MSG_JOIN] = true, /* pages of those who have exited are killed by then */
 };
 
 /* How much of a shared limit is left is not known exactly, before all is restored. */

@@ -12,6 +12,7 @@
 #include "former.h"
 #include "journal.h"
 #include "lost.h"
+#include "participant.h"
 #include "set.h"
 #include "settle.h"
 #include "state.h"
@@ -513,6 +514,22 @@ restore_ticket(const struct restoring *to, uint32_t i)
     return r;
 }
 
+/* A producer's page that is not killed yet says what its process had done, which has exited. */
+static int
+restore_channel(const struct restoring *to, uint32_t i)
+{
+    const struct record_channel *record = to->r->channels[i];
+    const struct restore_array *a = find_array(to, record->key.id);
+    const struct restore_page *page = restore_find(to->r, RECORD_PAGE, record->producer_page);
+    bool is_dead = page && page->is_dead && page->made.slots;
+
+    if (a && a->array && !a->array->is_set && a->array->ndim &&
+        array_shape(a->array)[0] == record->n_slots)
+        return channel_restore(to->core, a->array, record, is_dead ? &page->made : NULL);
+    persist_gone(to->core, RECORD_CHANNEL, record->key);
+    return 0;
+}
+
 /* ---- the end of a unit ---- */
 
 /* All is in it that was: from here on it may go. What has not come back is not looked for again:
@@ -632,12 +649,13 @@ static const struct phase {
     int (*run)(const struct restoring *to, uint32_t i);
     bool is_recorded;
 } phases[] = {
-    {RECORD_BLOCK, restore_block, false},   {RECORD_LOST, restore_lost, false},
-    {RECORD_ARRAY, restore_placed, false},  {RECORD_ARRAY, restore_part, false},
-    {RECORD_HOLD, restore_hold, false},     {RECORD_ARRAY, restore_use, false},
-    {RECORD_TICKET, restore_ticket, true},  {RECORD_BLOCK, end_block, true},
-    {RECORD_MEMBER, restore_member, false}, {RECORD_ARRAY, restore_companion, false},
-    {RECORD_ARRAY, restore_expiry, false},  {RECORD_ARRAY, end_array, true},
+    {RECORD_BLOCK, restore_block, false},     {RECORD_LOST, restore_lost, false},
+    {RECORD_ARRAY, restore_placed, false},    {RECORD_ARRAY, restore_part, false},
+    {RECORD_HOLD, restore_hold, false},       {RECORD_ARRAY, restore_use, false},
+    {RECORD_TICKET, restore_ticket, true},    {RECORD_CHANNEL, restore_channel, true},
+    {RECORD_BLOCK, end_block, true},          {RECORD_MEMBER, restore_member, false},
+    {RECORD_ARRAY, restore_companion, false}, {RECORD_ARRAY, restore_expiry, false},
+    {RECORD_ARRAY, end_array, true},
 };
 
 static void

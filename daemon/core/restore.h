@@ -93,6 +93,7 @@ struct restore { /* by the kind of record, and in the order of its keys */
             RESTORE_LIST(const struct record_lost *, losts);
             RESTORE_LIST(const struct record_ticket *, tickets);
             RESTORE_LIST(const struct record_suspect *, suspects);
+            RESTORE_LIST(const struct record_channel *, channels);
         };
     };
 

@@ -38,6 +38,7 @@ static const struct kind {
                      offsetof(struct record_lost, name)},
     [RECORD_TICKET] = {offsetof(struct record_ticket, made_ns), sizeof(void *)},
     [RECORD_SUSPECT] = {sizeof(struct record_suspect), sizeof(void *)},
+    [RECORD_CHANNEL] = {sizeof(struct record_channel), sizeof(void *)},
 };
 
 static struct record_dropped
@@ -88,7 +89,9 @@ is_whole(const struct journal_record *record)
 
     if (record->n < kind->min || (kind->name && record->n < kind->name + p[kind->name - 1]))
         return false;
-    return record->type != RECORD_LOST || lost_is_whole(record->payload, record->n);
+    return record->type == RECORD_LOST      ? lost_is_whole(record->payload, record->n)
+           : record->type == RECORD_CHANNEL ? record->n == channel_record_size(record->payload)
+                                            : true;
 }
 
 /* Each replaces an earlier one, but for a connection's first. recent: by the key, where in `to` the

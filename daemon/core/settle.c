@@ -5,6 +5,7 @@
 
 #include "array.h"
 #include "linger.h"
+#include "participant.h"
 #include "reclaim.h"
 #include "set.h"
 #include "state.h"
@@ -28,6 +29,8 @@ array_bury(struct core *core, struct array *array)
            !array->n_sets && !array->use);
     array_index_forget(core->former_arrays, array->id);
     array_unlist(array);
+    if (array->is_channel)
+        channel_end(core, array);
     array_uncharge(core, array);
     if (array->is_part && array->part)
         whole = part_end(core, array->part);

@@ -14,6 +14,7 @@
  *    │        ├─ tickets (in the core's tree, and the user's: they outlive it) ── array
  *    │        ├─ holds: blocks and others' pages that the client has an fd or handle of
  *    │        ├─ pages of timelines ── fences ── use ── array
+ *    │        │        └─ participant ── channel (in the core's tree, by array)
  *    │        ├─ brackets ── claims ── use ── array
  *    │        ├─ monitor: it looks on (in the core's list, or its user's)
  *    │        ├─ waiters: creates that wait for memory
@@ -29,9 +30,9 @@
  *
  *   refusal journal found │ actions user device restore_read │ audit pool │ array_view
  *   reply+monitor job expiry │ persist │ block done lost set suspect use │ array linger
- *   watch │ page part reclaim units │ settle fences flush │ lease │ ticket publish │ former
- *   drop grant │ bracket waiter vacate │ conn release │ request_* │ metrics renewal request work │
- *   core+restore
+ *   watch │ page+participant part reclaim units │ settle fences flush │ lease │ ticket publish │
+ *   former drop grant │ bracket waiter vacate │ conn release │ request_* │
+ *   metrics renewal request work │ core+restore
  *
  * +: each calls the other.
  */
@@ -48,6 +49,7 @@
 #include "job.h"
 #include "page.h"
 #include "part.h"
+#include "participant.h"
 #include "persist.h"
 #include "pool.h"
 #include "renewal.h"
@@ -73,6 +75,8 @@ struct core {
     struct wholes wholes;
     struct vacates vacates;
     struct pages pages;
+    struct channels channels;
+    struct participants participants;
     struct tickets tickets;
     struct ticket_ends ticket_ends;
     /* secrets of tickets that have run out, the last ones */

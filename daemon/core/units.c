@@ -14,8 +14,9 @@
 #define MILLION    UINT64_C(1000000)
 #define UNIT_SHIFT 32 /* in a place */
 
-static const enum record_type types[] = {RECORD_BLOCK, RECORD_ARRAY, RECORD_MEMBER,
-                                         RECORD_HOLD,  RECORD_LOST,  RECORD_TICKET};
+static const enum record_type types[] = {RECORD_BLOCK,  RECORD_ARRAY, RECORD_MEMBER,
+                                         RECORD_HOLD,   RECORD_LOST,  RECORD_TICKET,
+                                         RECORD_CHANNEL};
 
 /* ---- what a record is of ---- */
 
@@ -120,6 +121,15 @@ of_ticket(struct units *u, const struct record_ticket *t)
     return of;
 }
 
+static struct of
+of_channel(struct units *u, const struct record_channel *channel)
+{
+    struct of of = of_array_id(u, channel->key.id);
+
+    of.host = CHANNEL_HOST(channel->n_slots);
+    return of;
+}
+
 /* One that find_places() has found. */
 static struct of
 of_found(struct units *u, enum record_type type, const struct found *found)
@@ -132,6 +142,7 @@ of_found(struct units *u, enum record_type type, const struct found *found)
     case RECORD_ARRAY: return of_array(u, &r->arrays[i]);
     case RECORD_MEMBER: return of_member(u, r->members[i]);
     case RECORD_HOLD: return of_hold(u, r->holds[i]);
+    case RECORD_CHANNEL: return of_channel(u, r->channels[i]);
     case RECORD_TICKET: return of_ticket(u, (const void *)(uintptr_t)found->key.id);
     default:
         return (

@@ -338,7 +338,7 @@ static uint64_t
 make_page(struct wire *w)
 {
     struct msg_page_result result;
-    int fd = wire_call_fd(w, MSG_PAGE, &(struct msg_none){}, &result);
+    int fd = wire_call_fd(w, MSG_PAGE, &(struct msg_page_params){}, &result);
     struct timeline_slot *slots =
         mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 

@@ -63,10 +63,14 @@ void saved_renew(struct harness *h);
 void books_reply(struct harness *h, const struct core_action *a);
 
 /* harness_bracket.c */
-void books_page_new(struct harness *h, uint64_t page);
+void books_page_new(struct harness *h, uint64_t page, uint64_t tail);
 void books_page_seal(struct harness *h, uint64_t page);
 void books_page_kill(struct harness *h, uint64_t page);
 void books_page_free(struct harness *h, uint64_t page);
+void books_join(struct harness *h, const struct core_action *a,
+                const struct msg_join_result *result, struct h_reply *reply);
+void books_members(struct harness *h, const struct core_action *a,
+                   const struct msg_members_result *result, struct h_reply *reply);
 void books_page(struct harness *h, const struct core_action *a,
                 const struct msg_page_result *result, struct h_reply *reply);
 /* A reply to begin or fences. */

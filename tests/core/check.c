@@ -305,6 +305,58 @@ check_parts(struct core *core, const struct tally *t)
     return host;
 }
 
+/* Nothing that is known now is not answered, and nobody is let in by a producer that has gone. */
+static void
+check_participant(struct core *core, const struct channel *channel, const struct participant *p)
+{
+    const struct conn *conn = p->page->conn;
+    const struct participant *producer = channel->producer;
+
+    CHECK(p->channel == channel && p->page->participant == p && p->page->sealed);
+    CHECK(RB_FIND(participants, &core->participants, (struct participant *)(uintptr_t)p) == p);
+    CHECK(p->produces ? p->depth == 0 : p->depth > 0 && p->depth <= CHANNEL_DEPTH_MAX);
+    CHECK(!channel->has_mode || p->latest == channel->latest);
+    CHECK(p->joined || p->stands);
+    CHECK(!p->stands || !conn->departed || conn->ending);
+    if (!p->stands || conn->closing)
+        return;
+    if (p->method == MSG_MEMBERS)
+        CHECK(p == producer && p->seen == channel->version);
+    else if (p->produces)
+        CHECK(producer && p != producer &&
+              (producer->page->conn->departed || producer->page->conn->resumed));
+    else
+        CHECK(producer ? !p->admitted : p->waits);
+}
+
+/* The bytes that channels take, without who takes part. */
+static uint64_t
+check_channels(struct core *core, const struct tally *t)
+{
+    struct channel *channel;
+    const struct participant *p;
+    uint64_t host = 0;
+
+    RB_FOREACH(channel, channels, &core->channels) {
+        uint32_t readers = 0, depths = 0;
+        bool has_producer = !channel->producer;
+        CHECK(channel->array->is_channel && !channel->array->pending && !channel->changed);
+        TAILQ_FOREACH(p, &channel->participants, of_channel) {
+            check_participant(core, channel, p);
+            readers += !p->produces;
+            depths += p->depth;
+            has_producer |= p == channel->producer;
+        }
+        CHECK(readers == channel->n_readers && depths == channel->depths && has_producer);
+        CHECK(readers <= CHANNEL_READERS_MAX && (!channel->producer || channel->has_mode));
+        CHECK(!channel->has_mode || !channel->latest ||
+              depths + (channel->array->kind == KIND_PINNED ? 2 : 3) <= channel->n_slots);
+        if (!t->user || channel->charge.user == t->user)
+            host += CHANNEL_HOST(channel->n_slots);
+    }
+    return host;
+}
+
 /* The same of times to live, which are of names that are there. */
 static uint64_t
 check_expiries(struct core *core, const struct tally *t)
@@ -625,7 +677,9 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
         LIST_FOREACH(hold, &page->holds, of_held)
             holds += hold_find(&hold->conn->page_holds, page->id) == hold;
         CHECK(holds == page->n_holds && (!holds || page->sealed));
-        host += PAGE_HOST;
+        host += PAGE_HOST(min_u64(page->size - TIMELINE_PAGE_BYTES, PROTO_TAIL_MAX));
+        if (page->participant)
+            host += sizeof(*page->participant);
         if (page->timeline)
             host += TIMELINE_HOST(page->timeline->n_name);
         CHECK(!page->timeline ||
@@ -731,7 +785,8 @@ check_user(struct core *core, struct user *user)
         t.used[RES_LEASES]++;
         t.used[RES_HOST] += TICKET_HOST;
     }
-    t.used[RES_HOST] += check_parts(core, &t) + check_expiries(core, &t);
+    t.used[RES_HOST] +=
+        check_parts(core, &t) + check_expiries(core, &t) + check_channels(core, &t);
     for (enum resource i = 0; i < N_RESOURCES; i++) { /* I4 */
         CHECK(user->used[i] == t.used[i]);
         uint64_t within = user->used[i] - t.beyond[i];
@@ -848,6 +903,7 @@ check_totals(struct core *core)
            TAILQ_EMPTY(&core->hopeful)));
     CHECK((TAILQ_EMPTY(&core->landed) && TAILQ_EMPTY(&core->busy)) || core->behind);
     check_parts(core, &t);
+    check_channels(core, &t);
 }
 
 void

@@ -344,7 +344,7 @@ on_page(uint64_t conn)
     if (page)
         send_packet(conn, MSG_DROP_PAGES, &given_up);
     else
-        send_packet(conn, MSG_PAGE, &(struct msg_none){});
+        send_packet(conn, MSG_PAGE, &(struct msg_page_params){});
 }
 
 static void

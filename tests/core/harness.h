@@ -53,6 +53,10 @@ struct h_fence {
     bool data;
 };
 
+struct h_kept {
+    uint64_t slot, sequence, info; /* the first of its numbers */
+};
+
 struct h_array {
     uint64_t lease, number, block, offset, nbytes, generation;
     uint64_t stamp; /* of the create that wrote there last */
@@ -87,7 +91,9 @@ struct h_reply {
     struct msg_entry entries[8];  /* numbers */
     uint64_t companion_of[8];
     char metadata[32];
-    uint64_t page; /* page, open_timeline */
+    uint64_t page;                               /* page, open_timeline */
+    uint64_t member, producer, former, sequence; /* join; members: producer is the version */
+    struct h_kept kept[8];                       /* join: n_entries of them */
     uint32_t n_fences, n_pages;
     struct h_fence fences[H_FENCES];
     uint32_t n_parts;
@@ -99,6 +105,7 @@ struct h_reply {
         struct msg_user users[4];
         struct msg_connection connections[4];
         struct msg_timeline_entry timelines[8];
+        struct msg_member_entry in_channel[8];
         struct msg_status status;
         struct msg_flushed flush;
     };
@@ -134,11 +141,15 @@ struct h_content {
     uint64_t block, offset, bytes, stamp;
 };
 
+#define H_PAGE_BYTES (TIMELINE_PAGE_BYTES + PROTO_TAIL_MAX) /* of each in memory, all zero */
+struct timeline_slot *h_slots_new(void);
+
 struct h_page {
     uint64_t id, conn; /* whose it is */
     int write, read;
     bool sealed;
     bool killed; /* and held by others yet */
+    size_t size;
     struct timeline_slot *slots;
 };
 
@@ -342,8 +353,9 @@ void h_forget(struct harness *h, uint64_t conn, uint64_t block);
 
 /* ---- harness_bracket.c ---- */
 
-/* A page of the connection's own; 0: refused. */
+/* A page of the connection's own; 0: refused. Then one with bytes behind the slots. */
 uint64_t h_page_new(struct harness *h, uint64_t conn);
+uint64_t h_page_new_with(struct harness *h, uint64_t conn, uint64_t tail);
 struct h_page *h_page(struct harness *h, uint64_t id); /* NULL: it is gone */
 struct timeline_slot *h_slot(struct harness *h, uint64_t page, uint64_t slot);
 /* The owner submits the next value of a slot; the GPU comes as far as a value. */

@@ -43,8 +43,16 @@ h_land(struct harness *h, uint64_t page, uint64_t slot, uint64_t value)
     atomic_store(&h_slot(h, page, slot)->done, value);
 }
 
+struct timeline_slot *
+h_slots_new(void)
+{
+    struct timeline_slot *slots = aligned_alloc(TIMELINE_PAGE_BYTES, H_PAGE_BYTES);
+
+    return memset(slots, 0, H_PAGE_BYTES);
+}
+
 void
-books_page_new(struct harness *h, uint64_t id)
+books_page_new(struct harness *h, uint64_t id, uint64_t tail)
 {
     struct core_page_result result = {.error = h->page_error, .write = -1, .read = -1};
     struct h_page *page = &h->pages[h->n_pages];
@@ -53,13 +61,12 @@ books_page_new(struct harness *h, uint64_t id)
     cr_assert_not(h_page(h, id), "a page is made twice");
     h->page_error = 0;
     if (!result.error) {
-        *page = (struct h_page){.id = id};
-        page->slots = aligned_alloc(TIMELINE_PAGE_BYTES, TIMELINE_PAGE_BYTES);
-        memset(page->slots, 0, TIMELINE_PAGE_BYTES);
+        *page = (struct h_page){.id = id, .size = TIMELINE_PAGE_BYTES + tail};
+        page->slots = h_slots_new();
         result.write = page->write = (int)++h->next_handle; /* numbers, passed on */
         result.read = page->read = (int)++h->next_handle;
         result.kept = (uint32_t)result.write;
-        result.size = TIMELINE_PAGE_BYTES;
+        result.size = page->size;
         result.slots = page->slots;
         h->n_pages++;
     }
@@ -138,10 +145,10 @@ books_page(struct harness *h, const struct core_action *a, const struct msg_page
            struct h_reply *reply)
 {
     cr_assert_eq(result->n_pages, 1);
-    cr_assert_eq(result->pages[0].size, TIMELINE_PAGE_BYTES);
     cr_assert_eq(result->pages[0].fd, 0);
     struct h_page *page = h_page(h, result->pages[0].page);
-    cr_assert(page && !page->conn && !page->sealed && a->n_fds == 1);
+    cr_assert(page && result->pages[0].size == page->size && !page->conn && !page->sealed &&
+              a->n_fds == 1);
     cr_assert_eq(a->fds[0], page->write, "another page's fd");
     page->conn = a->conn;
     reply->page = page->id;
@@ -160,7 +167,7 @@ add_page(struct harness *h, const struct core_action *a, const struct msg_page *
     cr_assert(page->sealed, "a page is sent before it is sealed");
     cr_assert_lt(record->fd, a->n_fds);
     cr_assert_eq(a->fds[record->fd], page->read, "not the fd for reading");
-    cr_assert_eq(record->size, TIMELINE_PAGE_BYTES);
+    cr_assert_eq(record->size, page->size);
     cr_assert_lt(h->n_page_holds, H_BOOKS);
     h->page_holds[h->n_page_holds++] = (struct h_hold){.conn = a->conn, .block = record->page};
 }
@@ -215,10 +222,55 @@ books_timeline(struct harness *h, const struct core_action *a,
     reply->n_pages = result->n_pages;
 }
 
+void
+books_join(struct harness *h, const struct core_action *a, const struct msg_join_result *result,
+           struct h_reply *reply)
+{
+    for (uint32_t i = 0; i < result->n_pages; i++)
+        add_page(h, a, &result->pages[i]);
+    if (result->producer)
+        check_known(h, a->conn, result->producer);
+    for (uint32_t i = 0; i < result->n_kept; i++) {
+        const struct msg_kept_frame *kept = &result->kept[i];
+        cr_assert_eq(kept->info.n, CHANNEL_INFO / 8);
+        if (i < ARRAY_SIZE(reply->kept))
+            reply->kept[i] = (struct h_kept){kept->slot, kept->sequence, kept->info.v[0]};
+    }
+    reply->member = result->member;
+    reply->producer = result->producer;
+    reply->former = result->former;
+    reply->sequence = result->sequence;
+    reply->n_entries = result->n_kept;
+    reply->n_pages = result->n_pages;
+}
+
+void
+books_members(struct harness *h, const struct core_action *a,
+              const struct msg_members_result *result, struct h_reply *reply)
+{
+    for (uint32_t i = 0; i < result->n_pages; i++)
+        add_page(h, a, &result->pages[i]);
+    for (uint32_t i = 0; i < result->n_members; i++) {
+        check_known(h, a->conn, result->members[i].page);
+        if (i < ARRAY_SIZE(reply->in_channel))
+            reply->in_channel[i] = result->members[i];
+    }
+    reply->producer = result->version;
+    reply->n_entries = result->n_members;
+    reply->n_pages = result->n_pages;
+}
+
 uint64_t
 h_page_new(struct harness *h, uint64_t conn)
 {
-    const struct h_reply *reply = h_request(h, conn, MSG_PAGE, &(struct msg_none){});
+    return h_page_new_with(h, conn, 0);
+}
+
+uint64_t
+h_page_new_with(struct harness *h, uint64_t conn, uint64_t tail)
+{
+    const struct h_reply *reply =
+        h_request(h, conn, MSG_PAGE, &(struct msg_page_params){.tail = tail});
 
     cr_assert(reply->seen || h->closed[conn]);
     return reply->seen && !reply->error ? reply->page : 0;

@@ -126,6 +126,8 @@ union result {
     struct msg_publish_part_result publish_part;
     struct msg_stage_parts_result stage_parts;
     struct msg_vacate_result vacate;
+    struct msg_join_result join;
+    struct msg_members_result members;
     struct msg_parts_result parts;
     struct msg_watch_result watch;
     struct msg_flushed flush;
@@ -211,6 +213,8 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
     case MSG_WATCH: reply->generation = result->watch.generation; break;
     case MSG_FLUSH: reply->flush = result->flush; break;
     case MSG_PAGE: books_page(h, a, &result->page, reply); break;
+    case MSG_JOIN: books_join(h, a, &result->join, reply); break;
+    case MSG_MEMBERS: books_members(h, a, &result->members, reply); break;
     case MSG_BEGIN:
     case MSG_FENCES: books_fences(h, a, &result->fences, reply); break;
     case MSG_OPEN_TIMELINE: books_timeline(h, a, &result->open_timeline, reply); break;

@@ -485,7 +485,7 @@ take_over(struct core **ret, struct harness *h, const struct journal *from,
         r->pages[i].made = (struct core_page_result){.write = -1,
                                                      .read = page->read,
                                                      .kept = r->pages[i].record->kept,
-                                                     .size = TIMELINE_PAGE_BYTES,
+                                                     .size = page->size,
                                                      .slots = page->slots};
     }
     core_check_anew();
@@ -632,8 +632,8 @@ saved_begin_restart(struct harness *h)
     copy(&old, h);
     old.journal = &old.journals[h->journal - h->journals];
     for (size_t i = 0; i < h->n_pages; i++) {
-        h->pages[i].slots = aligned_alloc(TIMELINE_PAGE_BYTES, TIMELINE_PAGE_BYTES);
-        memcpy(h->pages[i].slots, old.pages[i].slots, TIMELINE_PAGE_BYTES);
+        h->pages[i].slots = h_slots_new();
+        memcpy(h->pages[i].slots, old.pages[i].slots, H_PAGE_BYTES);
     }
     for (uint64_t conn = 1; conn <= h->next_conn; conn++)
         h->gone[conn] = true;

@@ -123,7 +123,8 @@ print_bracket(struct msg_buf *b)
     print_packet("client: begin, to read", msg_encode_request(b, 3, MSG_BEGIN, &begin), b);
     print_packet("daemon: the result of begin, with one fd",
                  msg_encode_result(b, 3, MSG_BEGIN, &result), b);
-    print_packet("client: page", msg_encode_request(b, 4, MSG_PAGE, &(struct msg_none){}), b);
+    print_packet("client: page",
+                 msg_encode_request(b, 4, MSG_PAGE, &(struct msg_page_params){}), b);
     print_packet("daemon: the result of page, with one fd",
                  msg_encode_result(b, 4, MSG_PAGE, &page_result), b);
     print_packet("client: end, not answered", msg_encode_notify(b, MSG_END, &end), b);

@@ -71,6 +71,7 @@ enum caid_code {
     CAID_ERR_INTERNAL = 24,      /* two daemons have died of this call */
     CAID_ERR_KICKED = 25,        /* the connection was ended by caid_kick() */
     CAID_ERR_DROPPED = 26,   /* a droppable set that made room; who opens it makes it again */
+    CAID_ERR_BUSY = 27,      /* another process produces in the channel */
     CAID_ERR_NO_DAEMON = 64, /* nobody listens at the socket */
     CAID_ERR_DISCONNECTED = 65, /* the daemon closed the connection, or died */
     CAID_ERR_FORKED = 66,       /* used after fork() without exec() */

@@ -146,6 +146,10 @@ class InternalError(Error, code=ErrorCode.INTERNAL):
     """Two daemons have crashed in this call, which is not repeated: a defect of caid."""
 
 
+class BusyError(Error, code=ErrorCode.BUSY):
+    """Another process produces in the channel."""
+
+
 class LostWarning(UserWarning):
     """Arrays of a client that went on with another daemon did not come back: they raise LostError."""
 
@@ -204,6 +208,7 @@ __all__ = [
     "ErrorCode",
     "AbandonedError",
     "AccessError",
+    "BusyError",
     "CancelledError",
     "ClosedError",
     "CorruptError",
