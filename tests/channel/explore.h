@@ -67,7 +67,8 @@ struct scenario {
     uint32_t hosts;      /* bit i: reader i uses frames by the CPU */
     uint32_t mortals;    /* bit i: party i may die at any step */
     uint32_t late;       /* bit i: reader i is not there from the beginning: it joins */
-    bool weak;           /* relaxed stores leave a buffer in any order */
+    bool is_long;
+    bool weak; /* relaxed stores leave a buffer in any order */
 };
 extern const struct scenario *scenario;
 

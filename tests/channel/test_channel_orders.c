@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The protocol of channels in all orders (explore.h). What the letters of a script are: actors.c.
+ * Those that are long run where CAID_TEST_SEQUENCES is above 10,000; the one that is named, alone.
  */
 #include "explore.h"
 
@@ -265,7 +266,41 @@ static const struct scenario scenarios[] = {
         .fifo = true,
         .mortals = 1 << FIRST | 1 << READER,
     },
+    {
+        .name = "long: latest: two readers",
+        .scripts = {"PPPP", [READER] = "GE", "GE"},
+        .n_slots = 2 + CORE_SPARE,
+        .depths = {1, 1},
+        .hosts = 2,
+        .is_long = true,
+    },
+    {
+        .name = "long: latest: two readers, one deep",
+        .scripts = {"PPPP", [READER] = "GGEE", "GE"},
+        .n_slots = 3 + CORE_SPARE,
+        .depths = {2, 1},
+        .is_long = true,
+    },
+    {
+        .name = "long: latest: the producer dies",
+        .scripts = {"PPP", "JPPP", [READER] = "GEGE", [KILLER] = "K"},
+        .n_slots = 1 + CORE_SPARE,
+        .depths = {1},
+        .mortals = 1 << FIRST,
+        .weak = true,
+        .is_long = true,
+    },
 };
+
+static bool
+is_wanted(const struct scenario *s, const char *name)
+{
+    const char *n = getenv("CAID_TEST_SEQUENCES");
+
+    if (name)
+        return strcmp(name, s->name) == 0;
+    return !s->is_long || (n && atoll(n) > 10000);
+}
 
 int
 main(int argc, char **argv)
@@ -273,7 +308,7 @@ main(int argc, char **argv)
     setlinebuf(stdout);
     for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
         size_t n;
-        if (argc > 1 && strcmp(argv[1], scenarios[i].name) != 0)
+        if (!is_wanted(&scenarios[i], argc > 1 ? argv[1] : NULL))
             continue;
         explore(&scenarios[i], &n);
         printf("%s: %zu states\n", scenarios[i].name, n);
