@@ -32,6 +32,7 @@ struct run {
         struct msg_list_params by_pool; /* some of the others begin with its fields */
         struct msg_unnamed_params unnamed;
         struct msg_timelines_params timelines;
+        struct msg_channels_params channels;
         struct msg_lost_params lost;
         struct msg_users_params users;
         struct msg_tickets_params tickets;
@@ -44,6 +45,7 @@ struct run {
         struct msg_list_result list;
         struct msg_unnamed_result unnamed;
         struct msg_timelines_result timelines;
+        struct msg_channels_result channels;
         struct msg_lost_result lost;
         struct msg_users_result users;
         struct msg_tickets_result tickets;
@@ -133,25 +135,53 @@ next_ticket(struct run *run, const void *from)
 }
 
 static bool
+next_number(uint64_t *after, uint64_t number)
+{
+    bool goes_on = number > *after;
+
+    *after = number;
+    return goes_on;
+}
+
+static bool
+skip_to(uint64_t *after, uint64_t number, uint32_t n_records)
+{
+    bool goes_on = number >= *after + (n_records == 0);
+
+    *after = number;
+    return goes_on;
+}
+
+static bool
 next_connection(struct run *run, const void *from)
 {
     const struct msg_connection *connection = from;
-    uint64_t *after = &run->params.connections.after;
-    bool goes_on = connection->conn > *after;
 
-    *after = connection->conn;
-    return goes_on;
+    return next_number(&run->params.connections.after, connection->conn);
 }
 
 static bool
 skip_connections(struct run *run)
 {
     const struct msg_connections_result *result = &run->result.connections;
-    uint64_t *after = &run->params.connections.after;
-    bool goes_on = result->after >= *after + (result->n_connections == 0);
 
-    *after = result->after;
-    return goes_on;
+    return skip_to(&run->params.connections.after, result->after, result->n_connections);
+}
+
+static bool
+next_channel_entry(struct run *run, const void *from)
+{
+    const struct msg_channel_entry *entry = from;
+
+    return next_number(&run->params.channels.after, entry->member);
+}
+
+static bool
+skip_channels(struct run *run)
+{
+    const struct msg_channels_result *result = &run->result.channels;
+
+    return skip_to(&run->params.channels.after, result->after, result->n_channels);
 }
 
 /* The daemon says where the next packet starts. */
@@ -247,6 +277,8 @@ next_range(struct run *run, const void *from)
     }
 
 static const struct query queries[] = {
+    QUERY(channels, CHANNELS, channels, channel_entry, channels, channel_entry, .by_pool = true,
+          .skip = skip_channels),
     QUERY(connections, CONNECTIONS, connections, connection, connections, connection,
           .skip = skip_connections),
     QUERY(list, LIST, list, entry, entries, entry, .by_pool = true),
@@ -436,6 +468,7 @@ struct program {
                          PROGRAM(fn, userdata), error);                                    \
     }
 
+GIVE(channel_entry)
 GIVE(connection)
 GIVE(details)
 GIVE(entry)
@@ -451,6 +484,7 @@ LIST(metrics, metric)
 LIST(pools, pool)
 LIST(tickets, ticket)
 LIST(users, user)
+LIST_BY_POOL(caid_channels, channels, channel_entry)
 LIST_BY_POOL(caid_list, list, entry)
 LIST_BY_POOL(caid_list_lost, lost, lost)
 LIST_BY_POOL(caid_ranges, ranges, details)

@@ -61,6 +61,7 @@ static const struct verb verbs[] = {
     {"connections", verb_connections, 0, 0, 0, false},
     {"info", verb_info, 0, 1, OPT_BYTES, false},
     {"timelines", verb_timelines, 0, 0, OPT_ALL | OPT_POOL, false},
+    {"channels", verb_channels, 0, 0, OPT_ALL | OPT_POOL, false},
     {"doctor", verb_doctor, 0, 0, OPT_BYTES, true},
     {"monitor", verb_monitor, 0, 0, OPT_UID | OPT_POOL | OPT_METHOD, false},
     {"drain", verb_drain, 0, 0, OPT_FORCE | OPT_UNDO | OPT_BYTES, false},
@@ -97,6 +98,7 @@ static const char usage[] =
     "  connections          open connections, and ended ones whose process may use memory\n"
     "  info [DEVICE]        memory per device; DEVICE is an index or a UUID\n"
     "  timelines            timelines of a pool, and who signals them\n"
+    "  channels             who takes part in the channels of a pool, and how far each is\n"
     "  doctor               what works here, what is slow or at risk, and what to do about it\n"
     "  monitor              messages as they pass, until interrupted\n"
     "  drain                refuse new arrays, and wait until the last one has gone\n"
@@ -114,11 +116,11 @@ static const char usage[] =
     "\n"
     "  -s, --socket=PATH    the daemon's socket\n"
     "  -j, --json           for programs\n"
-    "  -p, --pool=POOL      that pool, not your own (list, show, timelines, unlink, watch);\n"
-    "                       only that pool (map, monitor)\n"
+    "  -p, --pool=POOL      that pool, not your own (list, show, timelines, channels, unlink,\n"
+    "                       watch); only that pool (map, monitor)\n"
     "  -b, --batch          text, not a screen, look by look (top)\n"
     "      --bytes          exact sizes; -b says it, too, but of top (all but monitor, ping, timelines, unlink, version, watch)\n"
-    "  -a, --all            every pool that may be read (list, timelines)\n"
+    "  -a, --all            every pool that may be read (list, timelines, channels)\n"
     "  -u, --unnamed        arrays without a name and the processes that keep them (show)\n"
     "      --tickets        arrays that were sent and nobody has taken (show)\n"
     "  -d, --device=DEVICE  only that device, an index or a UUID (flush)\n"

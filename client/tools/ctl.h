@@ -81,6 +81,7 @@ int verb_top(struct ctl *ctl, int argc, char **argv);
 int verb_pools(struct ctl *ctl, int argc, char **argv);
 int verb_users(struct ctl *ctl, int argc, char **argv);
 int verb_timelines(struct ctl *ctl, int argc, char **argv);
+int verb_channels(struct ctl *ctl, int argc, char **argv);
 int verb_doctor(struct ctl *ctl, int argc, char **argv);
 int verb_watch(struct ctl *ctl, int argc, char **argv);
 int verb_unlink(struct ctl *ctl, int argc, char **argv);

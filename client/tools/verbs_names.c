@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Verbs on names and pools: list, pools, timelines, watch, unlink. */
+/* Verbs on names and pools: list, pools, timelines, channels, watch, unlink. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,6 +68,22 @@ verb_timelines(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
         report_query(ctl, "timelines",
                      "pool name value submitted holders=OPEN pid uid=USER client *", &table),
         &table);
+}
+
+/* ---- channels ---- */
+
+int
+verb_channels(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
+{
+    _cleanup_table_ struct table table = {0};
+
+    json_object(&ctl->out, NULL);
+    return report_end(ctl,
+                      report_query(ctl, "channels",
+                                   "pool name mode slots producer pid uid=USER client depth "
+                                   "sequence missed lag *",
+                                   &table),
+                      &table);
 }
 
 /* ---- watch ---- */

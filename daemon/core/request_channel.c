@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Channels: join, members, admit, leave.
+ * Channels: join, members, admit, leave, channels.
  */
 #include "array.h"
 #include "participant.h"
@@ -46,5 +46,82 @@ HANDLER(on_leave)
     const struct msg_leave_params *p = params;
 
     channel_leave(core, conn, p->member);
+    return 0;
+}
+
+/* ---- list ---- */
+
+#define LOOKED_AT_MAX 256 /* by one request */
+
+static uint64_t
+sequence_of(const struct participant *p)
+{
+    struct timeline_slot *slots = p->page->slots;
+
+    if (!p->produces)
+        return atomic_load(&channel_reader_of(slots)->got);
+    return timeline_is_dead(&slots[0]) ? atomic_load(&slots[0].landed)
+                                       : timeline_submitted(&slots[0]);
+}
+
+/* What the pages say is their owners' word. */
+static struct msg_channel_entry
+participant_record(const struct participant *p)
+{
+    const struct channel *channel = p->channel;
+    const struct conn *conn = p->page->conn;
+    uint64_t sequence = sequence_of(p);
+    uint64_t newest = channel->producer ? sequence_of(channel->producer) : channel->sequence;
+    bool reads = !p->produces;
+
+    return (struct msg_channel_entry){
+        .pool = MSG_STR(channel->array->pool->name),
+        .name = array_name(channel->array),
+        .member = p->id,
+        .mode = MSG_STR(p->latest ? "latest" : "fifo"),
+        .slots = channel->n_slots,
+        .producer = p->produces,
+        .client = msg_str_opt(*conn->client ? conn->client : NULL),
+        .pid = (uint64_t)conn->pid,
+        .uid = conn->user->uid,
+        .hung_up = conn->departed,
+        .depth = p->depth,
+        .sequence = sequence,
+        .missed = reads ? atomic_load(&channel_reader_of(p->page->slots)->missed) : 0,
+        .lag = reads && newest > sequence ? newest - sequence : 0,
+    };
+}
+
+static struct participant *
+participant_after(struct core *core, uint64_t id)
+{
+    struct participant key = {.id = id + 1};
+
+    return id < UINT64_MAX ? RB_NFIND(participants, &core->participants, &key) : NULL;
+}
+
+HANDLER(on_channels)
+{
+    const struct msg_channels_params *p = params;
+    struct msg_channel_entry records[LOOKED_AT_MAX];
+    struct portion portion = PORTION(core, records, LOOKED_AT_MAX);
+    struct msg_channels_result result = {.channels = records, .after = p->after};
+    struct participant *at = participant_after(core, p->after);
+    struct pool *pool = NULL;
+
+    if (!p->all && pool_find_readable(core, conn, p->pool, &pool, r))
+        return REFUSED;
+    for (int i = 0; at && i < LOOKED_AT_MAX; i++) {
+        const struct msg_channel_entry record = participant_record(at);
+        const struct pool *of = at->channel->array->pool;
+        if ((pool ? of == pool : pool_may(of, conn, MAY_READ)) &&
+            !portion_add(&portion, &record, msg_channel_entry_size(&record)))
+            break;
+        result.after = at->id;
+        at = participant_after(core, at->id);
+    }
+    result.n_channels = portion.n;
+    result.more = at;
+    send_result(core, conn, id, MSG_CHANNELS, &result, NULL, 0);
     return 0;
 }

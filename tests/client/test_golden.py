@@ -20,12 +20,12 @@ GOLDEN = pathlib.Path(__file__).with_name("golden.txt")
 
 # In this order: the last ones change what the others tell.
 VERBS = ["status", "list", "list --all --long", "list --lost", "show", "show a", "show --pool=OWN", "show --unnamed",
-         "show --tickets", "map", "pools", "users", "connections", "info", "timelines", "ping", "version", "flush",
+         "show --tickets", "map", "pools", "users", "connections", "info", "timelines", "channels", "ping", "version", "flush",
          "withdraw --gone", "unlink b", "drain --undo", "drain --force"]
 NO_TABLE = {"map", "ping", "version", "flush", "withdraw --gone", "unlink b", "drain --undo", "drain --force"}
 
 # What tells the records: their methods of Client.
-METHODS = ["connections", "devices", "flush", "list", "lost", "memory_info", "metrics", "pools", "show", "status", "tickets", "timelines",
+METHODS = ["channels", "connections", "devices", "flush", "list", "lost", "memory_info", "metrics", "pools", "show", "status", "tickets", "timelines",
            "unnamed", "users"]
 
 

@@ -58,18 +58,17 @@ page_of(uint64_t id)
 }
 
 static void
-page_new(uint64_t id)
+page_new(uint64_t id, uint64_t tail)
 {
     struct core_page_result result = {.error = -ENOMEM, .write = -1, .read = -1};
 
     if (f.n_pages < N_PAGES) {
         struct page *page = &f.pages[f.n_pages++];
         page->id = id;
-        page->slots = aligned_alloc(TIMELINE_PAGE_BYTES, TIMELINE_PAGE_BYTES);
-        memset(page->slots, 0, TIMELINE_PAGE_BYTES);
+        page->slots = h_slots_new();
         result = (struct core_page_result){.write = (int)++f.next_handle,
                                            .read = (int)++f.next_handle,
-                                           .size = TIMELINE_PAGE_BYTES,
+                                           .size = TIMELINE_PAGE_BYTES + tail,
                                            .slots = page->slots};
     }
     core_page_done(f.core, id, &result);
@@ -118,7 +117,7 @@ carry_out(const struct core_action *a)
     case CORE_KEEP:
     case CORE_LET_GO: break; /* of a core with a journal */
     case CORE_FORGET: require(!f.is_open[a->conn]); break;
-    case CORE_PAGE_NEW: page_new(a->page); break;
+    case CORE_PAGE_NEW: page_new(a->page, a->size); break;
     case CORE_PAGE_SEAL: page_of(a->page); break;
     case CORE_PAGE_KILL: page_kill(a->page); break;
     case CORE_PAGE_FREE: page_end(a->page); break;

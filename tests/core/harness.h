@@ -19,6 +19,9 @@
  */
 #pragma once
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "core.h"
 #include "journal.h"
 #include "restore.h"
@@ -106,6 +109,7 @@ struct h_reply {
         struct msg_connection connections[4];
         struct msg_timeline_entry timelines[8];
         struct msg_member_entry in_channel[8];
+        struct msg_channel_entry channels[4];
         struct msg_status status;
         struct msg_flushed flush;
     };
@@ -142,7 +146,15 @@ struct h_content {
 };
 
 #define H_PAGE_BYTES (TIMELINE_PAGE_BYTES + PROTO_TAIL_MAX) /* of each in memory, all zero */
-struct timeline_slot *h_slots_new(void);
+
+static inline struct timeline_slot *
+h_slots_new(void)
+{
+    struct timeline_slot *slots = aligned_alloc(TIMELINE_PAGE_BYTES, H_PAGE_BYTES);
+
+    memset(slots, 0, H_PAGE_BYTES);
+    return slots;
+}
 
 struct h_page {
     uint64_t id, conn; /* whose it is */

@@ -43,14 +43,6 @@ h_land(struct harness *h, uint64_t page, uint64_t slot, uint64_t value)
     atomic_store(&h_slot(h, page, slot)->done, value);
 }
 
-struct timeline_slot *
-h_slots_new(void)
-{
-    struct timeline_slot *slots = aligned_alloc(TIMELINE_PAGE_BYTES, H_PAGE_BYTES);
-
-    return memset(slots, 0, H_PAGE_BYTES);
-}
-
 void
 books_page_new(struct harness *h, uint64_t id, uint64_t tail)
 {

@@ -128,6 +128,7 @@ union result {
     struct msg_vacate_result vacate;
     struct msg_join_result join;
     struct msg_members_result members;
+    struct msg_channels_result channels;
     struct msg_parts_result parts;
     struct msg_watch_result watch;
     struct msg_flushed flush;
@@ -194,6 +195,10 @@ note_result(struct harness *h, const struct core_action *a, enum msg_method meth
         NOTE_NUMBERS(reply, connections, &result->connections);
         reply->more = result->connections.more;
         reply->array = result->connections.after;
+        break;
+    case MSG_CHANNELS:
+        NOTE_NUMBERS(reply, channels, &result->channels);
+        reply->more = result->channels.more;
         break;
     case MSG_PUBLISH:
     case MSG_EXPIRE:

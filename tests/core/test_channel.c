@@ -352,6 +352,34 @@ CORE_TEST(channel, requests_are_cancelled, NULL)
     cr_assert(last.reply->seen && last.reply->n_entries == 0);
 }
 
+CORE_TEST(channel, is_listed, NULL)
+{
+    make_array(h, SLOTS);
+    struct party w = party(h, "rw"), r = party(h, "r");
+    uint64_t other = h_connect(h, 1001, 1001);
+    struct msg_channels_params params = {.all = true};
+    produce(h, &w);
+    read_in(h, &r);
+    put(h, &w, 5, 5, false, false);
+    struct channel_reader *reader = channel_reader_of(h_slot(h, r.page, 0));
+    atomic_store(&reader->got, 3);
+    atomic_store(&reader->missed, 1);
+    const struct h_reply *reply = h_request(h, r.conn, MSG_CHANNELS, &params);
+    const struct msg_channel_entry *of = reply->channels;
+    cr_assert(reply->n_entries == 2 && of[0].producer && of[0].sequence == 5 && !of[0].lag);
+    cr_assert(of[0].slots == SLOTS && of[0].pid == (uint64_t)h->pids[w.conn]);
+    cr_assert(!of[1].producer && of[1].sequence == 3 && of[1].missed == 1 && of[1].lag == 2);
+    params.after = of[0].member;
+    cr_assert_eq(h_request(h, r.conn, MSG_CHANNELS, &params)->n_entries, 1);
+    params.after = of[0].member;
+    cr_assert_eq(h_request(h, r.conn, MSG_CHANNELS, &params)->n_entries, 0);
+    params.after = 0;
+    cr_assert_eq(h_request(h, other, MSG_CHANNELS, &params)->n_entries, 0, "of another pool");
+    timeline_kill(h_slot(h, w.page, 0));
+    params.all = false;
+    cr_assert_eq(h_request(h, r.conn, MSG_CHANNELS, &params)->channels[0].sequence, 0);
+}
+
 /* The array has no name and no lease any more: who takes part does not keep it. */
 CORE_TEST(channel, ends_with_its_array, NULL)
 {

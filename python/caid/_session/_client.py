@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable, List, Union
 from .._base import _strict
 from .._base._errors import LostWarning
 from .._base._lifetime import Closing, attributes
-from .._base._records import ArenaMemory, TimelineEntry
+from .._base._records import ArenaMemory, ChannelEntry, TimelineEntry
 from .._handoff import _event, _pending, _stream, _timeline
 from .._handoff._event import Event
 from .._handoff._stream import Stream
@@ -416,6 +416,10 @@ class Client(_naming.Naming, Closing):
     def timelines(self, *, pool: str | None = None, all: bool = False) -> List[TimelineEntry]:
         """Timelines that have a name: list of TimelineEntry. Parameters as for list()."""
         return self._records(TimelineEntry, "timelines", pool, None, all)
+
+    def channels(self, *, pool: str | None = None, all: bool = False) -> List[ChannelEntry]:
+        """Who takes part in channels: list of ChannelEntry. Parameters as for list()."""
+        return self._records(ChannelEntry, "channels", pool, None, all)
 
     # --- arrays of other libraries ----------------------------------------------------------
 
