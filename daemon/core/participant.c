@@ -198,14 +198,18 @@ participant_free(struct core *core, struct participant *p)
 
 /* ---- answers ---- */
 
-/* A client that is not sent what it asks for is refused, or hung up on. */
+/* A client that is not sent what it asks for is refused, or hung up on. One that was never let in
+ * is not. */
 static void
 answer_failed(struct core *core, struct participant *p, int rc, const struct refusal *r)
 {
-    if (rc == REFUSED)
-        participant_refuse(core, p, r);
-    else
+    if (rc != REFUSED) {
         conn_end(core, p->page->conn, "out of memory");
+        return;
+    }
+    participant_refuse(core, p, r);
+    if (!p->joined)
+        participant_free(core, p);
 }
 
 static void
@@ -376,18 +380,30 @@ answer_if_due(struct core *core, struct participant *p)
     }
 }
 
-/* Answers all whose answer is known now, and records what has changed. */
 static void
-channel_settle(struct core *core, struct channel *channel)
+answer_all_due(struct core *core, struct channel *channel)
 {
     struct participant *p, *next;
 
-    if (!channel->producer)
-        choose_producer(core, channel);
     for (p = TAILQ_FIRST(&channel->participants); p; p = next) {
         next = TAILQ_NEXT(p, of_channel);
         answer_if_due(core, p);
     }
+}
+
+/* Answers all whose answer is known now, and records what has changed. Who is refused may leave,
+ * which is another change. */
+static void
+channel_settle(struct core *core, struct channel *channel)
+{
+    uint64_t version;
+
+    if (!channel->producer)
+        choose_producer(core, channel);
+    do {
+        version = channel->version;
+        answer_all_due(core, channel);
+    } while (version != channel->version);
     if (channel->changed)
         persist_channel(core, channel);
     channel->changed = false;

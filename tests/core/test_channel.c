@@ -265,6 +265,7 @@ CORE_TEST(channel, is_taken_over_after_the_exit, NULL)
     produce(h, &w);
     admit(h, &w, members(h, &w, 0)->in_channel[0].member, 1);
     fill(h, &w);
+    timeline_kill(h_slot(h, w.page, 0)); /* as its library does when the context has died */
     members(h, &w, w.reply->producer);
     h_hangup(h, w.conn);
     struct party late = party(h, "rw");
@@ -378,6 +379,23 @@ CORE_TEST(channel, is_listed, NULL)
     timeline_kill(h_slot(h, w.page, 0));
     params.all = false;
     cr_assert_eq(h_request(h, r.conn, MSG_CHANNELS, &params)->channels[0].sequence, 0);
+}
+
+/* Who cannot be sent the producer's page takes no part. */
+CORE_TEST(channel, has_no_reader_over_a_limit, NULL)
+{
+    make_array(h, SLOTS);
+    struct party w = party(h, "rw"), r = party(h, "r");
+    struct core_config config = h->config;
+    produce(h, &w);
+    cr_assert(!read_in(h, &r)->seen);
+    uint64_t member = members(h, &w, 0)->in_channel[0].member;
+    config.limits.host_bytes = 1;
+    cr_assert_eq(h_reconfigure(h, &config), 0);
+    cr_assert(!members(h, &w, w.reply->producer)->seen);
+    admit(h, &w, member, 1);
+    assert_refused(r.reply, PROTO_ERR_QUOTA);
+    cr_assert(w.reply->seen && w.reply->n_entries == 0);
 }
 
 /* The array has no name and no lease any more: who takes part does not keep it. */
