@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages of timelines: who may write to them, when they come, and what becomes of them (I3, I7)."""
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -28,7 +29,7 @@ from conftest import (
 )
 from slots import DEAD, N_SLOTS, Page, begin, give_up, libc, named, own_page, pages, signal
 
-NOT_FOUND, LIMIT = 6, 10
+NOT_FOUND, LIMIT, BUSY = 6, 10, 27
 AT_FIRST = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, which Python does not name
 IN_USE = AT_FIRST | FUTURE_WRITE | fcntl.F_SEAL_SEAL
@@ -304,6 +305,54 @@ def test_hang_up_alone_kills_nothing(daemon):
     wait_for(lambda: daemon.status()["pages"] == 0, "the end of its page")
     wait_for(lambda: nothing_charged(daemon), "the end of all charges")
     wait_for(lambda: fd_count(daemon) == before, "the fds")
+
+
+# ---- channels: proto/channel.h ----
+
+FRAMES = 4
+TAIL = 128 + 128 * FRAMES
+
+
+def member_page(client):
+    (page,) = pages(client, client.call("page", tail=TAIL), writable=True)
+    assert page.size >= 4096 + TAIL
+    return page
+
+
+def lease_on(client, mode):
+    return client.call("open", names=["cam"], mode=mode)["arrays"][0]["lease"]
+
+
+def produces_and_stays(client):
+    """Its frame 2 has landed."""
+    page = member_page(client)
+    client.call("join", lease=lease_on(client, "rw"), page=page.number, produce=True)
+    words = (ctypes.c_uint64 * 3).from_address(page.address + 4096 + 128 + 128 * 2)
+    words[0], words[2] = 2, 77
+    page.submit(3)
+    page.land(2)
+
+
+def test_a_channel_is_taken_over_by_the_next_process(daemon):
+    with daemon.client() as c, daemon.client() as reader:
+        lease = c.call("create", name="cam", typestr="|u1", shape=[FRAMES])["arrays"][0]["lease"]
+        process = in_child(daemon, produces_and_stays)
+        joins = reader.request("join", lease=lease_on(reader, "r"), page=member_page(reader).number, depth=1, wait=True)
+        page = member_page(c)
+        assert str(process.pid) in str(refused(BUSY, c.call, "join", lease=lease, page=page.number, produce=True))
+        kill(process)
+        wait_for(lambda: c.call("status")["connections"] == 2, "the end of the connection")
+        told = c.call("join", lease=lease, page=page.number, produce=True)
+        assert told["sequence"] == 3
+        assert told["kept"] == [{"slot": 2, "sequence": 2, "info": [77, *[0] * 7]}]
+        (member,) = c.call("members", lease=lease)["members"]
+        c.notify("admit", lease=lease, member=member["member"], sequence=3)
+        told = reader.response(joins)
+        (seen,) = pages(reader, told)
+        assert (told["producer"], told["sequence"]) == (page.number, 3)
+        page.submit(4)
+        assert seen.get() == (0, 4)
+        assert [it["producer"] for it in c.call("channels")["channels"]] == [False, True]
 
 
 @pytest.mark.parametrize("done", [DEAD, DEAD + 1, 1 << 63, 2**64 - 1])
