@@ -321,8 +321,9 @@ on_overdue(uv_idle_t *idle)
 static void
 on_figures(void *userdata, struct core_figures *ret)
 {
-    const struct server *s = userdata;
+    struct server *s = userdata;
 
+    ret->dying = shared_pages_are_dying(&s->pages);
     ret->turn_cpu_ns = s->conns.laps.cpu_ns;
     ret->turn_wall_ns = s->conns.laps.wall_ns;
     ret->turns = s->conns.laps.n;

@@ -18,6 +18,7 @@
 
 struct shared_page {
     RB_ENTRY(shared_page) node;
+    TAILQ_ENTRY(shared_page) of_dying;
     uint64_t id;
     int write, read; /* -1: closed */
     uint32_t kept;   /* its number at the keeper; 0: not kept */
@@ -227,6 +228,7 @@ shared_pages_init(struct shared_pages *pages, struct kept *kept, uint64_t max_fd
         .kept = kept,
     };
     RB_INIT(&pages->tree);
+    TAILQ_INIT(&pages->dying);
     r = make_memfd(page_size(PROTO_TAIL_MAX), &fd); /* it stands for a page of any size */
     if (r == 0)
         r = fill_dead(fd);
@@ -257,7 +259,27 @@ shared_page_free(struct shared_pages *pages, uint64_t id)
         kept_drop(pages->kept, p->kept);
     RB_REMOVE(shared_page_tree, &pages->tree, p);
     pages->n--;
-    destroy(p);
+    if (!p->is_former) {
+        destroy(p);
+        return;
+    }
+    p->read = fd_close(p->read);
+    TAILQ_INSERT_TAIL(&pages->dying, p, of_dying);
+    shared_pages_are_dying(pages);
+}
+
+bool
+shared_pages_are_dying(struct shared_pages *pages)
+{
+    struct shared_page *p;
+
+    while ((p = TAILQ_FIRST(&pages->dying))) {
+        if (kept_is_there(pages->kept) && !timeline_is_dead(&p->slots[TIMELINE_SLOTS - 1]))
+            return true;
+        TAILQ_REMOVE(&pages->dying, p, of_dying);
+        destroy(p);
+    }
+    return false;
 }
 
 void
@@ -267,5 +289,9 @@ shared_pages_deinit(struct shared_pages *pages)
 
     while ((p = RB_MIN(shared_page_tree, &pages->tree)))
         shared_page_free(pages, p->id);
+    while ((p = TAILQ_FIRST(&pages->dying))) {
+        TAILQ_REMOVE(&pages->dying, p, of_dying);
+        destroy(p);
+    }
     pages->dead = fd_close(pages->dead);
 }

@@ -28,9 +28,11 @@
 struct shared_page;
 
 RB_HEAD(shared_page_tree, shared_page);
+TAILQ_HEAD(shared_page_list, shared_page);
 
 struct shared_pages {
     struct shared_page_tree tree;
+    struct shared_page_list dying; /* freed, and the keeper was told to kill them */
     uint32_t n, max;
     int dead;          /* the dead page, for reading */
     struct kept *kept; /* the keeper keeps the pages, and maps them */
@@ -56,3 +58,5 @@ bool shared_page_seal(struct shared_pages *pages, uint64_t id);
 /* The owner has died: releases all streams and hosts that wait for a value in the page. */
 void shared_page_kill(struct shared_pages *pages, uint64_t id);
 void shared_page_free(struct shared_pages *pages, uint64_t id);
+/* Whether the keeper has yet to kill pages that were freed. */
+bool shared_pages_are_dying(struct shared_pages *pages);

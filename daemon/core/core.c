@@ -288,6 +288,7 @@ look(struct core *core)
         core->linger_at_ns = UINT64_MAX;
         formers_look(core);
         vacates_look(core);
+        channels_look(core);
     }
     arrays_settle_landed(core);
     waiters_run(core);

@@ -274,9 +274,10 @@ struct core_figures {
     uint64_t journal_bytes;
     uint32_t n_kept; /* fds that the keeper has */
     bool keeper;     /* there is a keeper */
+    bool dying;      /* it has not killed all pages yet that it was to kill */
 };
 
-/* Called for each status request. */
+/* Called for each status request, and while the core waits for `dying` to end. */
 void core_set_figures(struct core *core,
                       void (*figures)(void *userdata, struct core_figures *ret),
                       void *userdata);

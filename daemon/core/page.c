@@ -92,7 +92,7 @@ page_restore(struct core *core, struct conn *conn, uint64_t id,
     charge_init(&page->charge, conn->user, RES_PAGES, 1,
                 PAGE_HOST(min_u64(from->size - TIMELINE_PAGE_BYTES, PROTO_TAIL_MAX)), NULL);
     page->conn = conn;
-    page->made = page->sealed = true;
+    page->made = page->sealed = page->restored = true;
     page->read = from->read;
     page->size = from->size;
     page->slots = from->slots;

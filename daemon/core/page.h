@@ -46,8 +46,9 @@ struct page {
     /* of an earlier core: values submitted before the restart, or made a fence while its owner
      * resumed; NULL: all have landed */
     uint64_t *before;
-    bool resumed;                    /* its owner has said, when resuming, that it has this */
-    struct timeline *timeline;       /* the timeline of its first slot, or NULL */
+    bool restored;             /* of an earlier core: the keeper kills it, a little later */
+    bool resumed;              /* its owner has said, when resuming, that it has this */
+    struct timeline *timeline; /* the timeline of its first slot, or NULL */
     struct participant *participant; /* that takes part in a channel by it, or NULL */
     struct hold_list holds;          /* of other connections */
     uint64_t n_holds;

@@ -4,9 +4,12 @@
 #include <assert.h>
 
 #include "array.h"
+#include "linger.h"
 #include "page.h"
 #include "reply.h"
 #include "state.h"
+
+#define KILL_NS UINT64_C(1000000000) /* a keeper that can kill pages has by then */
 
 RB_GENERATE_BY(channels, channel, node, array->id)
 RB_GENERATE_BY(participants, participant, node, id)
@@ -111,6 +114,18 @@ take_frames(struct channel *channel, struct timeline_slot *slots, uint64_t size)
 
 /* ---- participants ---- */
 
+/* A reader that finds the page alive may take what it says for the newest. A keeper that cannot
+ * kill it (ARCHITECTURE.md, "The keeper") never will. */
+static void
+channel_hold(struct core *core, struct channel *channel)
+{
+    if (!channel->held)
+        LIST_INSERT_HEAD(&core->held_channels, channel, of_held);
+    channel->held = true;
+    core->held_until_ns = core->now_ns + KILL_NS;
+    linger_later(core, LINGER_TURN_NS);
+}
+
 static bool
 is_producer(const struct participant *p)
 {
@@ -185,6 +200,8 @@ participant_free(struct core *core, struct participant *p)
         take_frames(channel, p->page->slots, p->page->size);
         channel->former = p->page->id;
         channel->producer = NULL;
+        if (p->page->restored)
+            channel_hold(core, channel);
     }
     p->page->participant = NULL;
     RB_REMOVE(participants, &core->participants, p);
@@ -370,7 +387,7 @@ answer_if_due(struct core *core, struct participant *p)
     } else if (p == producer) {
         answer_producer(core, p);
     } else if (p->produces) {
-        if (producer->page->conn->departed)
+        if (!producer || producer->page->conn->departed)
             return;
         refuse_busy(producer, &r);
         participant_refuse(core, p, &r);
@@ -398,7 +415,7 @@ channel_settle(struct core *core, struct channel *channel)
 {
     uint64_t version;
 
-    if (!channel->producer)
+    if (!channel->producer && !channel->held)
         choose_producer(core, channel);
     do {
         version = channel->version;
@@ -618,6 +635,8 @@ static void
 channel_free(struct core *core, struct channel *channel)
 {
     RB_REMOVE(channels, &core->channels, channel);
+    if (channel->held)
+        LIST_REMOVE(channel, of_held);
     channel->array->is_channel = false;
     charge_deinit(&channel->charge);
     free(channel);
@@ -643,6 +662,29 @@ channels_forget(struct core *core)
         channel_free(core, channel);
 }
 
+void
+channels_look(struct core *core)
+{
+    struct core_figures figures = {0};
+    struct channel *channel;
+
+    if (LIST_EMPTY(&core->held_channels))
+        return;
+    if (core->units) /* the keeper is told of those that have exited when all is back */
+        core->held_until_ns = core->now_ns + KILL_NS;
+    else if (core->figures)
+        core->figures(core->figures_userdata, &figures);
+    if (core->units || (figures.dying && core->now_ns < core->held_until_ns)) {
+        linger_later(core, LINGER_TURN_NS);
+        return;
+    }
+    while ((channel = LIST_FIRST(&core->held_channels))) {
+        LIST_REMOVE(channel, of_held);
+        channel->held = false;
+        channel_settle(core, channel);
+    }
+}
+
 /* ---- restart ---- */
 
 static int
@@ -666,6 +708,7 @@ restore_participant(struct core *core, struct channel *channel,
     if (produces && !page && dead) {
         take_frames(channel, dead->slots, dead->size);
         channel->former = from->page;
+        channel_hold(core, channel);
     }
     if (!page || page->participant)
         return 0;

@@ -54,6 +54,7 @@ RB_HEAD(channels, channel);
 struct channel {
     RB_ENTRY(channel) node; /* core->channels, by its array's number */
     struct array *array;
+    LIST_ENTRY(channel) of_held;          /* core->held_channels */
     struct charge charge;                 /* of the array's creator */
     struct participant_list participants; /* in the order of their first JOIN */
     struct participant *producer;         /* or NULL */
@@ -62,8 +63,9 @@ struct channel {
     uint64_t version;                     /* of what MEMBERS tells */
     bool has_mode, latest;                /* since the first producer */
     bool changed;                         /* since it was recorded */
-    uint32_t n_slots, n_readers, depths;  /* depths: the sum of the readers' */
-    struct record_kept kept[];            /* by slot: frames of ended producers */
+    bool held; /* nobody begins to produce before the keeper has killed the last page */
+    uint32_t n_slots, n_readers, depths; /* depths: the sum of the readers' */
+    struct record_kept kept[];           /* by slot: frames of ended producers */
 };
 
 #define CHANNEL_HOST(n_slots)                                                             \
@@ -99,5 +101,7 @@ void channel_end(struct core *core, struct array *array);
  * or NULL. -ENOMEM. */
 int channel_restore(struct core *core, struct array *array, const struct record_channel *record,
                     const struct core_page_result *dead);
+/* Lets producers begin who wait for a kill by the keeper, if it has been. */
+void channels_look(struct core *core);
 /* Forgets them all when the core ends. */
 void channels_forget(struct core *core);

@@ -76,6 +76,8 @@ struct core {
     struct vacates vacates;
     struct pages pages;
     struct channels channels;
+    LIST_HEAD(, channel) held_channels;
+    uint64_t held_until_ns;
     struct participants participants;
     struct tickets tickets;
     struct ticket_ends ticket_ends;

@@ -323,8 +323,9 @@ check_participant(struct core *core, const struct channel *channel, const struct
     if (p->method == MSG_MEMBERS)
         CHECK(p == producer && p->seen == channel->version);
     else if (p->produces)
-        CHECK(producer && p != producer &&
-              (producer->page->conn->departed || producer->page->conn->resumed));
+        CHECK(producer ? p != producer &&
+                             (producer->page->conn->departed || producer->page->conn->resumed)
+                       : channel->held);
     else
         CHECK(producer ? !p->admitted : p->waits);
 }

@@ -60,6 +60,7 @@ WRAPPED(int, shared_pages_init, struct shared_pages *pages, struct kept *kept,
         uint64_t max_fds UNUSED)
 {
     *pages = (struct shared_pages){.dead = -1, .kept = kept};
+    TAILQ_INIT(&pages->dying);
     return 0;
 }
 
