@@ -6,6 +6,7 @@
 #include "books.h"
 #include "caid_test.h"
 #include "participant.h"
+#include "random.h"
 #include "state.h"
 
 #define SLOTS 8
@@ -14,6 +15,7 @@
 struct party { /* one that takes part, or would */
     uint64_t conn, lease, array, page;
     struct h_reply *reply; /* to what it asked last */
+    bool writes;
 };
 
 static struct party
@@ -24,6 +26,7 @@ party(struct harness *h, const char *mode)
     p.reply = h_hello(h, p.conn, 0);
     p.lease = h_open(h, p.conn, "cam", NULL, mode)->lease;
     p.array = p.reply->arrays[0].number;
+    p.writes = strcmp(mode, "rw") == 0;
     p.page = h_page_new_with(h, p.conn, TAIL);
     return p;
 }
@@ -475,4 +478,75 @@ CORE_TEST(channel, outlives_the_daemon, NULL)
     h_exit(h, next.conn);
     struct party last = party(h, "rw");
     assert_begins_after_the_kill(h, &last);
+}
+
+/* ---- anything, in any order ---- */
+
+/* What must hold is what check.c and the books say after each event: who is answered what and when,
+ * each page once, all that is charged. The channel is for one that comes last as for the first. */
+static void
+step(struct harness *h, struct party *p, uint64_t *random)
+{
+    uint64_t member = h->core->next_page - random_below(random, 8);
+    struct msg_join_params params = {
+        .produce = random_below(random, 2) && p->writes,
+        .latest = random_below(random, 8) == 0,
+        .depth = random_below(random, 3),
+        .wait = random_below(random, 2),
+    };
+
+    switch (random_below(random, 8)) {
+    case 0:
+        put(h, p, random_below(random, SLOTS), random_below(random, 50), true, false);
+        break;
+    case 1: members(h, p, p->reply->producer); break;
+    case 2: leave(h, p, member); break;
+    case 3: h_cancel(h, p->conn, h->next_id - random_below(random, 4)); break;
+    case 4: admit(h, p, member, random_below(random, 50)); break;
+    default: join_as(h, p, params);
+    }
+}
+
+static void
+many_of_all(struct core_config *config)
+{
+    config->limits.pages = config->limits.connections = 64;
+}
+
+CORE_TEST(channel, in_any_order, many_of_all)
+{
+    const char *seed = getenv("CAID_TEST_SEED");
+    uint64_t random = seed ? strtoull(seed, NULL, 10) : 1;
+    struct party parties[5];
+    bool ended[ARRAY_SIZE(parties)] = {0};
+
+    printf("CAID_TEST_SEED=%llu\n", (unsigned long long)random);
+    make_array(h, SLOTS);
+    for (size_t i = 0; i < ARRAY_SIZE(parties); i++)
+        parties[i] = party(h, i % 2 ? "r" : "rw");
+    for (int i = 0; i < 2000 && h->next_conn < H_CONNS - 4; i++) {
+        uint32_t who = random_below(&random, ARRAY_SIZE(parties));
+        struct party *p = &parties[who];
+        if (ended[who] || random_below(&random, 40) == 0) {
+            if (!ended[who])
+                h_hangup(h, p->conn);
+            else
+                h_exit(h, p->conn);
+            if (ended[who])
+                *p = party(h, who % 2 ? "r" : "rw");
+            ended[who] = !ended[who];
+        } else {
+            step(h, p, &random);
+        }
+    }
+    for (size_t i = 0; i < ARRAY_SIZE(parties); i++)
+        h_disconnect(h, parties[i].conn);
+    struct party last = party(h, "rw");
+    cr_assert(
+        join_as(h, &last,
+                (struct msg_join_params){.produce = true,
+                                         .latest =
+                                             RB_MIN(channels, &h->core->channels)->latest})
+            ->error == 0);
+    cr_assert(last.reply->seen && members(h, &last, 0)->n_entries == 0);
 }
