@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "arena/arena.h"
+#include "channel/port.h"
 #include "handoff/bracket.h"
 #include "handoff/lane.h"
 #include "handoff/page.h"
@@ -28,9 +29,9 @@ DEFINE_CLEANUP(struct caid_client *, caid_client_close)
  * given up. Lanes, which wait for pages, end before these; both end before the blocks, which stay
  * if one of them keeps memory; the driver ends last. */
 static const struct feature *const features[] = {
-    &call_feature,  &resume_feature, &bracket_feature, &lease_feature, &lane_feature,
-    &page_feature,  &arena_feature,  &behind_feature,  &array_feature, &block_feature,
-    &watch_feature, &part_feature,   &gpu_feature,     NULL,
+    &call_feature,  &resume_feature, &bracket_feature, &channel_feature, &lease_feature,
+    &lane_feature,  &page_feature,   &arena_feature,   &behind_feature,  &array_feature,
+    &block_feature, &watch_feature,  &part_feature,    &gpu_feature,     NULL,
 };
 
 struct whole {
@@ -39,6 +40,7 @@ struct whole {
     struct arena_list arenas;
     struct behind_table behinds;
     struct block_table blocks;
+    struct channels channels;
     struct lane_table lanes;
     struct lease_table leases;
     struct page_table pages;
@@ -58,6 +60,7 @@ client_new(void)
     arena_list_init(client->arenas = &whole->arenas);
     behind_table_init(client->behinds = &whole->behinds);
     block_table_init(client->blocks = &whole->blocks);
+    channels_init(client->channels = &whole->channels);
     lane_table_init(client->lanes = &whole->lanes);
     client->leases = &whole->leases;
     page_table_init(client->pages = &whole->pages);
@@ -98,6 +101,7 @@ caid_client_close(struct caid_client *client)
     if (!fork_guard_crossed(&client->guard)) {
         client_enter_anyway(client);
         bracket_close(client);
+        channels_close(client);
         pthread_mutex_unlock(&client->lock);
         lanes_close(client);
         pthread_mutex_lock(&client->lock);

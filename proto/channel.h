@@ -57,7 +57,8 @@ struct channel_table {
     _Atomic uint64_t
         landed; /* word of the last one that the producer has seen landed; 0: none */
     _Atomic uint64_t closed; /* the producer has left */
-    uint64_t unused_1[6];
+    _Atomic uint64_t waits;  /* its threads that sleep until a reader lets go of a frame */
+    uint64_t unused_1[5];
     struct channel_entry entries[]; /* one for each slot of the array */
 };
 
@@ -72,7 +73,8 @@ struct channel_announcement {
 struct channel_reader {
     _Atomic uint64_t got;    /* sequence of the last frame that it got; 0: none */
     _Atomic uint64_t missed; /* frames that it did not get, of those since it was let in */
-    uint64_t unused[6];
+    _Atomic uint64_t waits;  /* its threads that sleep until a frame is submitted */
+    uint64_t unused[5];
     struct channel_announcement announcements[CHANNEL_DEPTH_MAX];
 };
 

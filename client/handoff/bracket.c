@@ -587,18 +587,6 @@ bracket_new(struct caid_client *client, const struct caid_bracket_options *optio
     return bracket;
 }
 
-/* Memory of a device can be used by streams of the device that it is mapped for; host memory by
- * all. */
-static int
-check_device(const struct lane *lane, const struct caid_array *array, struct caid_error *error)
-{
-    if (!array->block || array->block->kind == BLOCK_PINNED || array->place == lane->place)
-        return 0;
-    return fail(error, CAID_ERR_DEVICE,
-                "the stream is of another device than the one that array \"%s\" is mapped for",
-                label(array));
-}
-
 static int
 find_lane(struct caid_bracket *bracket, const struct caid_bracket_options *options,
           struct caid_error *error)
@@ -611,7 +599,7 @@ find_lane(struct caid_bracket *bracket, const struct caid_bracket_options *optio
         return 0;
     int r = lane_get(bracket->client, options->stream, device, &bracket->lane, error);
     for (size_t i = 0; r == 0 && i < options->n_reads + options->n_writes; i++)
-        r = check_device(bracket->lane, array_at(options, i), error);
+        r = lane_check_device(bracket->lane, array_at(options, i), error);
     return r;
 }
 
@@ -876,22 +864,6 @@ signal_end(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
     return r;
 }
 
-/* Whether the stream has been waited for: then no signal is needed. A capture would be ended by a
- * wait, and another thread's stream may be out of reach. */
-static bool
-has_drained(struct caid_bracket *bracket, const struct caid_error *why)
-{
-    struct stream stream;
-
-    if (why->code == CAID_ERR_INVALID || gpu_is_gone((CUresult)why->cuda_result) ||
-        stream_enter_context(bracket->client, bracket->lane->handle, bracket->lane->context,
-                             &stream, NULL) < 0)
-        return false;
-    CUresult result = stream.drv->cu.cuStreamSynchronize(stream.handle);
-    stream_leave(&stream);
-    return result == CUDA_SUCCESS;
-}
-
 /* If no signal can be enqueued (for instance, there is no page for one more stream), the host waits
  * for the stream. If it cannot, nobody knows what was written. */
 static int
@@ -905,7 +877,7 @@ finish(struct caid_bracket *bracket, bool abandon, struct caid_error *error)
     }
     if (signal_end(bracket, abandon, &why) == 0)
         return 0;
-    bool drained = has_drained(bracket, &why);
+    bool drained = lane_drain(bracket->client, bracket->lane, &why);
     send_end(bracket, &(struct msg_end_params){.abandon = abandon || !drained});
     return drained ? 0 : fail_again(error, &why);
 }

@@ -7,6 +7,8 @@
 #include <time.h>
 
 #include "enqueue.h"
+#include "memory/array.h"
+#include "memory/block.h"
 #include "session/client.h"
 #include "session/feature.h"
 #include "session/stream.h"
@@ -697,4 +699,32 @@ lane_check(struct lane *lane, struct caid_error *error)
                      "a process died before the work was done that the stream waited for: what "
                      "it has read since is not whole")
                : 0;
+}
+
+/* ---- others' needs ---- */
+
+bool
+lane_drain(struct caid_client *client, const struct lane *lane, const struct caid_error *why)
+{
+    struct stream stream;
+
+    if (why->code == CAID_ERR_INVALID || gpu_is_gone((CUresult)why->cuda_result) ||
+        stream_enter_context(client, lane->handle, lane->context, &stream, NULL) < 0)
+        return false;
+    CUresult result = stream.drv->cu.cuStreamSynchronize(stream.handle);
+    stream_leave(&stream);
+    return result == CUDA_SUCCESS;
+}
+
+int
+lane_check_device(const struct lane *lane, const struct caid_array *array,
+                  struct caid_error *error)
+{
+    const char *name = caid_array_get_info(array)->name;
+
+    if (!array->block || array->block->kind == BLOCK_PINNED || array->place == lane->place)
+        return 0;
+    return fail(error, CAID_ERR_DEVICE,
+                "the stream is of another device than the one that array \"%s\" is mapped for",
+                name && name[0] ? name : "(unnamed)");
 }

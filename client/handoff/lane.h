@@ -31,6 +31,7 @@
 #include "fence.h"
 #include "page.h"
 
+struct caid_array;
 struct caid_client;
 struct stream;
 
@@ -130,6 +131,16 @@ int lane_wait_ahead(struct caid_client *client, struct lane *lane, struct fence 
 /* CAID_ERR_ABANDONED, once: since it was last told so, the lane was let go from a fence that is
  * lost. */
 int lane_check(struct lane *lane, struct caid_error *error);
+
+/* Where no signal can be enqueued, for that reason: waits for the lane's stream. false: it cannot
+ * be waited for. A capture would be ended by that, another thread's stream may be out of reach. */
+bool lane_drain(struct caid_client *client, const struct lane *lane,
+                const struct caid_error *why);
+
+/* CAID_ERR_DEVICE: the array is mapped for another device than the lane's. Host memory is for all.
+ */
+int lane_check_device(const struct lane *lane, const struct caid_array *array,
+                      struct caid_error *error);
 
 /* Whether a lane waits for something, as far as the pages tell; lets go of what no lane waits
  * for any more. Not under the client's lock, nor that of a lane. */

@@ -168,14 +168,14 @@ page_slot_has_landed(const struct page *page, uint32_t slot)
 }
 
 /* Stores a value of an own slot, `done` or `submitted`, unless the slot has been killed
- * meanwhile. */
+ * meanwhile. What the thread loads in the sequentially consistent order comes after it. */
 static inline void
 slot_raise(_Atomic uint64_t *word, uint64_t value)
 {
     uint64_t was = atomic_load_explicit(word, memory_order_relaxed);
 
     while (was < value &&
-           !atomic_compare_exchange_weak_explicit(word, &was, value, memory_order_release,
+           !atomic_compare_exchange_weak_explicit(word, &was, value, memory_order_seq_cst,
                                                   memory_order_relaxed))
         ;
 }

@@ -52,6 +52,7 @@ struct caid_client {
     struct arena_list *arenas;
     struct behind_table *behinds;
     struct block_table *blocks;
+    struct channels *channels;
     struct lane_table *lanes;
     struct lease_table *leases;
     struct page_table *pages;

@@ -708,6 +708,7 @@ int caid_copy(struct caid_client *client, const struct caid_copy *copy,
 int caid_softcuda_path(char *ret_path, size_t size); /* the software driver's file; -ENOENT */
 
 #include "caid/arena.h"
+#include "caid/channel.h"
 #include "caid/handoff.h"
 
 #ifdef __cplusplus

@@ -1,0 +1,849 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A reader's side: it gets frames and lets go of them. */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "port.h"
+#include "session/client.h"
+#include "session/interrupt.h"
+#include "session/options.h"
+
+/* Another thread asks for the next producer. */
+#define TURN_NS NSEC_PER_MSEC
+
+/* A call of caid_channel_get(). */
+struct getting {
+    struct caid_channel *channel;
+    uint32_t i; /* of its place */
+    struct lane *lane;
+    bool ahead;
+    uint64_t deadline_ns;
+    struct pauses pauses;
+    uint64_t word; /* STEP_LAST: of the frame */
+    struct caid_frame frame;
+};
+
+enum step {
+    STEP_GOT,
+    STEP_NOTHING, /* until `wanted` is submitted */
+    STEP_POLL,    /* it is submitted, and has to land */
+    STEP_AGAIN,
+    STEP_LAST,  /* latest: announced, but the producer has closed: to be secured */
+    STEP_DEAD,  /* the reader is to be told */
+    STEP_ENDED, /* there is no producer, or no longer */
+    STEP_BROKEN,
+};
+
+static struct channel_reader *
+own_tail(const struct caid_channel *channel)
+{
+    return channel_reader_of(channel->page->slots);
+}
+
+static struct channel_announcement *
+announcement_of(const struct getting *g)
+{
+    return &own_tail(g->channel)->announcements[g->i];
+}
+
+/* ---- producers ---- */
+
+/* The one before has ended: its frames that were not got are with the next one, or nowhere. Takes
+ * the reference. */
+static void
+take_producer(struct caid_channel *channel, struct page *page, uint64_t counted)
+{
+    if (channel->producer != page)
+        channel->told = false;
+    if (channel->producer)
+        page_unref(channel->producer);
+    channel->producer = page;
+    channel->view = (struct core_view){
+        .slot = page ? &page->slots[PAGE_SLOT] : NULL,
+        .table = page ? channel_table_of(page->slots) : NULL,
+        .n_slots = channel->n_slots,
+    };
+    if (channel->since || !counted)
+        return;
+    channel->since = counted;
+    channel->let_go = counted - 1;
+    if (!channel->latest)
+        channel->next = counted;
+}
+
+void
+get_begin(struct caid_channel *channel)
+{
+    pthread_mutex_lock(&channel->lock);
+    pthread_mutex_lock(&channel->client->lock);
+    struct page *page = channel->joined;
+    uint64_t counted = channel->counted;
+    channel->joined = NULL;
+    channel->is_answered = false;
+    pthread_mutex_unlock(&channel->client->lock);
+    take_producer(channel, page, counted);
+    pthread_mutex_unlock(&channel->lock);
+}
+
+/* One thread at a time: 0, or 1 for another one. */
+static int
+take_rejoin(struct caid_channel *channel)
+{
+    pthread_mutex_lock(&channel->lock);
+    bool taken = channel->rejoining;
+    channel->rejoining = true;
+    pthread_mutex_unlock(&channel->lock);
+    if (taken)
+        clock_pause_ns(TURN_NS);
+    return taken;
+}
+
+static void
+end_rejoin(struct caid_channel *channel)
+{
+    pthread_mutex_lock(&channel->lock);
+    channel->rejoining = false;
+    pthread_mutex_unlock(&channel->lock);
+}
+
+static int
+fail_timeout(const struct caid_channel *channel, struct caid_error *error)
+{
+    return fail(error, CAID_ERR_TIMEOUT, "channel \"%s\": no frame came in time",
+                channel_name(channel));
+}
+
+/* The daemon may not know yet that this producer has ended. */
+static int
+pause_for(struct getting *g, struct caid_error *error)
+{
+    if (clock_now_ns() >= g->deadline_ns)
+        return fail_timeout(g->channel, error);
+    return interrupt_pause(g->channel->client, &g->pauses, g->deadline_ns, error);
+}
+
+/* Whether JOIN's answer names the producer that is known already. */
+static bool
+is_same(struct caid_channel *channel, bool *ret_none)
+{
+    pthread_mutex_lock(&channel->client->lock);
+    bool same = channel->joined && channel->joined == channel->producer;
+    *ret_none = !channel->joined && channel->producer &&
+                channel->former == channel->producer->id;
+    pthread_mutex_unlock(&channel->client->lock);
+    return same;
+}
+
+/* Asks for a producer: for the next one, which it waits for, or what the daemon knows now. */
+static int
+ask(struct getting *g, bool wait, bool *ret_none, struct caid_error *error)
+{
+    struct caid_channel *channel = g->channel;
+
+    int r = member_join(channel, wait, g->deadline_ns, error);
+    if (r < 0)
+        return r == -ETIMEDOUT ? fail_timeout(channel, error) : r;
+    bool same = is_same(channel, ret_none);
+    get_begin(channel);
+    return same ? pause_for(g, error) : 0;
+}
+
+static int
+rejoin(struct getting *g, struct caid_error *error)
+{
+    bool none;
+
+    if (take_rejoin(g->channel))
+        return 0;
+    int r = ask(g, true, &none, error);
+    end_rejoin(g->channel);
+    return r;
+}
+
+static bool
+has_closed(const struct caid_channel *channel)
+{
+    return channel_load(&channel->view.table->closed);
+}
+
+/* ---- what there is ---- */
+
+static void
+fill(struct getting *g, uint64_t sequence, uint32_t slot)
+{
+    struct caid_channel *channel = g->channel;
+    struct channel_reader *tail = own_tail(channel);
+    struct place *place = &channel->places[g->i];
+
+    g->frame.sequence = sequence;
+    g->frame.slot = slot;
+    g->frame.offset = slot * channel->step;
+    g->frame.missed = 0;
+    place->sequence = sequence;
+    if (channel->latest) {
+        uint64_t due = channel->next > channel->since ? channel->next : channel->since;
+        g->frame.missed = sequence > due ? sequence - due : 0;
+    }
+    channel->next = sequence + 1;
+    channel_store(&tail->got, sequence);
+    if (g->frame.missed)
+        channel_store(&tail->missed, channel_load(&tail->missed) + g->frame.missed);
+}
+
+static enum core_entry
+read_entry(const struct caid_channel *channel, uint64_t sequence, uint32_t slot, void *info)
+{
+    uint64_t words[CHANNEL_INFO / 8] = {0};
+    enum core_entry entry = core_entry(&channel->view, sequence, slot, words);
+
+    memcpy(info, words, sizeof(words));
+    return entry;
+}
+
+/* A frame that is newest may not have been submitted yet, which a stream could not wait for. */
+static enum step
+take_latest(struct getting *g, uint64_t word, bool ended)
+{
+    struct caid_channel *channel = g->channel;
+    uint64_t sequence = channel_sequence(word);
+    uint32_t slot = channel_slot(word);
+
+    if (ended && !has_closed(channel)) {
+        core_retract(announcement_of(g));
+        return STEP_DEAD;
+    }
+    if (timeline_submitted(channel->view.slot) < sequence) {
+        core_retract(announcement_of(g));
+        return STEP_NOTHING;
+    }
+    if (read_entry(channel, sequence, slot, g->frame.info) != CORE_FRAME) {
+        core_retract(announcement_of(g));
+        return ended ? STEP_ENDED : STEP_BROKEN;
+    }
+    g->word = word;
+    if (!ended)
+        fill(g, sequence, slot);
+    return ended ? STEP_LAST : STEP_GOT;
+}
+
+static enum step
+look_latest(struct getting *g, uint64_t *ret_wanted)
+{
+    struct caid_channel *channel = g->channel;
+    const struct core_view *view = &channel->view;
+    bool closed = has_closed(channel), dead = timeline_is_dead(view->slot);
+    uint64_t word;
+
+    *ret_wanted = timeline_submitted(view->slot) + 1;
+    if (dead && !closed)
+        return STEP_DEAD;
+    switch (core_announce(view, announcement_of(g), !g->lane, channel->next - 1, &word)) {
+    case CORE_SECURED: return take_latest(g, word, false);
+    case CORE_ENDED: return take_latest(g, word, true);
+    case CORE_MOVED: return STEP_AGAIN;
+    case CORE_NONE: break;
+    }
+    if (channel_sequence(channel_load(&view->table->newest)) >= channel->next)
+        return STEP_POLL;
+    return closed ? STEP_ENDED : STEP_NOTHING;
+}
+
+/* All frames up to *ret are there for a stream, or for the host. */
+static enum step
+limit_of(const struct caid_channel *channel, bool host, uint64_t *ret)
+{
+    const struct timeline_slot *slot = channel->view.slot;
+    bool closed = has_closed(channel);
+    uint64_t submitted = timeline_submitted(slot);
+    uint64_t done = channel_load(&slot->done);
+
+    if (done >= TIMELINE_DEAD) {
+        *ret = channel_load(&slot->landed);
+        return closed ? STEP_ENDED : STEP_DEAD;
+    }
+    *ret = host ? done : submitted;
+    if (host && submitted >= channel->next)
+        return STEP_POLL;
+    return closed ? STEP_ENDED : STEP_NOTHING;
+}
+
+/* All up to this have been ended, or were void. */
+static uint64_t
+prefix_of(const struct caid_channel *channel)
+{
+    uint64_t prefix = channel->next - 1;
+
+    for (uint32_t i = 0; i < channel->depth; i++) {
+        const struct place *place = &channel->places[i];
+        if (place->state == PLACE_OPEN && place->sequence <= prefix)
+            prefix = place->sequence - 1;
+    }
+    return prefix;
+}
+
+static void
+free_up_to(struct caid_channel *channel, uint64_t prefix)
+{
+    channel->let_go = prefix;
+    for (uint32_t i = 0; i < channel->depth; i++) {
+        struct place *place = &channel->places[i];
+        if (place->state == PLACE_ENDED && place->sequence <= prefix)
+            place->state = PLACE_FREE;
+    }
+}
+
+/* Lets go of what was void, so that the producer does not wait for it. If a stream is still to
+ * signal, the next end does. */
+static void
+pass_voids(struct caid_channel *channel)
+{
+    uint64_t prefix = prefix_of(channel);
+
+    if (prefix <= channel->let_go || signal_find_wait(channel, NULL) >= 0)
+        return;
+    signal_raise(channel, PAGE_SLOT, prefix);
+    free_up_to(channel, prefix);
+    timeline_wake(channel_slot_of(channel));
+}
+
+static void
+take_fifo(struct getting *g)
+{
+    fill(g, g->channel->next, (uint32_t)(g->channel->next % g->channel->n_slots));
+    /* open from now on: it holds back what comes after it */
+    g->channel->places[g->i].state = PLACE_OPEN;
+}
+
+static enum step
+look_fifo(struct getting *g, uint64_t *ret_wanted)
+{
+    struct caid_channel *channel = g->channel;
+    uint64_t limit;
+    enum step none = limit_of(channel, !g->lane, &limit);
+
+    for (; channel->next <= limit; channel->next++) {
+        uint32_t slot = (uint32_t)(channel->next % channel->n_slots);
+        enum core_entry entry = read_entry(channel, channel->next, slot, g->frame.info);
+        if (entry == CORE_OTHER)
+            return STEP_BROKEN;
+        if (entry == CORE_FRAME) {
+            take_fifo(g);
+            return STEP_GOT;
+        }
+    }
+    pass_voids(channel);
+    *ret_wanted = channel->next;
+    if (none != STEP_NOTHING || !g->ahead)
+        return none;
+    memset(g->frame.info, 0, sizeof(g->frame.info));
+    take_fifo(g);
+    channel->places[g->i].ahead = true;
+    return STEP_GOT;
+}
+
+/* What was ended before it was there, and is void, is told of now. */
+static int
+settle_doubts(struct caid_channel *channel, struct caid_error *error)
+{
+    uint8_t info[CHANNEL_INFO];
+
+    while (channel->doubts_to && channel->view.slot) {
+        uint64_t sequence = channel->doubts_from;
+        if (timeline_submitted(channel->view.slot) < sequence)
+            return 0;
+        if (channel->doubts_from++ == channel->doubts_to)
+            channel->doubts_from = channel->doubts_to = 0;
+        if (read_entry(channel, sequence, (uint32_t)(sequence % channel->n_slots), info) ==
+            CORE_VOID)
+            return fail(error, CAID_ERR_ABANDONED,
+                        "channel \"%s\": frame %" PRIu64 ", which was got ahead, was given up",
+                        channel_name(channel), sequence);
+    }
+    return 0;
+}
+
+/* Under lock. */
+static int
+look(struct getting *g, enum step *ret, struct fence *ret_wanted, struct caid_error *error)
+{
+    struct caid_channel *channel = g->channel;
+
+    int r = channel_check(channel, error);
+    if (r == 0)
+        r = settle_doubts(channel, error);
+    if (r < 0)
+        return r;
+    *ret = STEP_ENDED;
+    *ret_wanted = (struct fence){.slot = PAGE_SLOT};
+    if (channel->view.slot)
+        *ret = channel->latest ? look_latest(g, &ret_wanted->value)
+                               : look_fifo(g, &ret_wanted->value);
+    if (*ret == STEP_DEAD && channel->told)
+        *ret = STEP_ENDED;
+    if (channel->producer && (*ret == STEP_GOT || *ret == STEP_NOTHING || *ret == STEP_LAST))
+        ret_wanted->page = page_ref(channel->producer);
+    return 0;
+}
+
+/* ---- getting ---- */
+
+static int
+fail_dead(const struct caid_channel *channel, struct caid_error *error)
+{
+    return fail(error, CAID_ERR_ABANDONED, "channel \"%s\": its producer has died",
+                channel_name(channel));
+}
+
+static int
+tell_death(struct caid_channel *channel, struct caid_error *error)
+{
+    pthread_mutex_lock(&channel->lock);
+    channel->told = true;
+    channel->doubts_from = channel->doubts_to = 0;
+    pthread_mutex_unlock(&channel->lock);
+    return fail_dead(channel, error);
+}
+
+/* The last frame of a producer that has closed is safe if there was none when the daemon looked:
+ * the next one looks at the announcement. 1: it is. */
+static int
+secure(struct getting *g, struct caid_error *error)
+{
+    struct caid_channel *channel = g->channel;
+    bool none = false;
+    int r = 0;
+
+    if (!take_rejoin(channel)) {
+        r = ask(g, false, &none, error);
+        end_rejoin(channel);
+    }
+    pthread_mutex_lock(&channel->lock);
+    bool safe = r == 0 && none && channel_sequence(g->word) >= channel->next;
+    if (safe)
+        fill(g, channel_sequence(g->word), channel_slot(g->word));
+    else
+        core_retract(announcement_of(g));
+    pthread_mutex_unlock(&channel->lock);
+    return r < 0 ? r : safe;
+}
+
+static int
+sleep_for(struct getting *g, const struct fence *wanted, struct caid_error *error)
+{
+    struct caid_channel *channel = g->channel;
+
+    int r = channel_sleep(channel->client, &own_tail(channel)->waits, wanted, g->deadline_ns,
+                          error);
+    return r == -ETIMEDOUT ? fail_timeout(channel, error) : r;
+}
+
+/* 1: it has got the frame. 0: it is to look again. */
+static int
+act(struct getting *g, enum step step, const struct fence *wanted, struct caid_error *error)
+{
+    struct caid_channel *channel = g->channel;
+
+    switch (step) {
+    case STEP_GOT: return 1;
+    case STEP_AGAIN: return 0;
+    case STEP_NOTHING: return sleep_for(g, wanted, error);
+    case STEP_POLL: return pause_for(g, error);
+    case STEP_ENDED: return rejoin(g, error);
+    case STEP_DEAD: return tell_death(channel, error);
+    case STEP_LAST: return secure(g, error);
+    default:
+        return fail(error, CAID_ERR_PROTOCOL,
+                    "channel \"%s\": its producer has written what cannot be",
+                    channel_name(channel));
+    }
+}
+
+/* *ret: the frame's, with a reference. */
+static int
+find_frame(struct getting *g, struct fence *ret, struct caid_error *error)
+{
+    enum step step;
+
+    for (;;) {
+        pthread_mutex_lock(&g->channel->lock);
+        int r = look(g, &step, ret, error);
+        pthread_mutex_unlock(&g->channel->lock);
+        if (r == 0)
+            r = act(g, step, ret, error);
+        if (r > 0) {
+            ret->value = g->frame.sequence;
+            ret->data = true;
+            return 0;
+        }
+        fence_drop(ret);
+        if (r < 0)
+            return r;
+    }
+}
+
+/* Has the stream wait for the frame. 1: it is lost. */
+static int
+follow(const struct getting *g, struct fence *fence, struct caid_error *error)
+{
+    enum fence_state state = FENCE_PENDING;
+
+    if (!g->lane) {
+        int r = fence_look(fence, false, &state, error);
+        return r < 0 ? r : state == FENCE_LOST;
+    }
+    if (g->channel->places[g->i].ahead)
+        return lane_wait_ahead(g->channel->client, g->lane, fence, error);
+    return lane_wait(g->channel->client, g->lane, fence, 1, g->deadline_ns, error);
+}
+
+/* A frame of "fifo" is got again, if no later one has been got. */
+static void
+put_back(struct getting *g)
+{
+    struct caid_channel *channel = g->channel;
+    struct place *place = &channel->places[g->i];
+
+    pthread_mutex_lock(&channel->lock);
+    core_retract(announcement_of(g));
+    if (!channel->latest && place->state == PLACE_OPEN && channel->next == place->sequence + 1)
+        channel->next--;
+    place->state = PLACE_FREE;
+    place->ahead = false;
+    pthread_mutex_unlock(&channel->lock);
+}
+
+static int
+get(struct getting *g, struct caid_error *error)
+{
+    struct caid_channel *channel = g->channel;
+    struct place *place = &channel->places[g->i];
+    struct fence fence = {0};
+
+    int r = find_frame(g, &fence, error);
+    if (r == 0)
+        r = follow(g, &fence, error);
+    if (r > 0)
+        r = tell_death(channel, error);
+    if (r < 0) {
+        fence_drop(&fence);
+        put_back(g);
+        return r == -ETIMEDOUT ? fail_timeout(channel, error) : r;
+    }
+    pthread_mutex_lock(&channel->lock);
+    place->state = PLACE_OPEN;
+    place->lane = g->lane;
+    place->data = fence;
+    pthread_mutex_unlock(&channel->lock);
+    return 0;
+}
+
+/* ---- places ---- */
+
+/* Under lock. "latest": what has landed is free. */
+static struct place *
+find_place(struct caid_channel *channel, uint64_t *ret_release)
+{
+    *ret_release = UINT64_MAX;
+    for (uint32_t i = 0; i < channel->depth; i++) {
+        struct place *place = &channel->places[i];
+        if (channel->latest && place->state == PLACE_ENDED) {
+            if (channel_load(&channel_slot_of(channel)->done) >= place->release)
+                place->state = PLACE_FREE;
+            else
+                *ret_release = min_u64(*ret_release, place->release);
+        }
+        if (place->state == PLACE_FREE)
+            return place;
+    }
+    return NULL;
+}
+
+static int
+fail_depth(const struct caid_channel *channel, struct caid_error *error)
+{
+    return fail(
+        error, CAID_ERR_INVALID,
+        "channel \"%s\": %u frames are open, as many as this reader's depth: end %s first",
+        channel_name(channel), channel->depth, channel->latest ? "one" : "the oldest");
+}
+
+static int
+take_place(struct getting *g, struct caid_error *error)
+{
+    struct caid_channel *channel = g->channel;
+    struct fence fence = {.page = channel->page, .slot = PAGE_SLOT};
+
+    for (;;) {
+        pthread_mutex_lock(&channel->lock);
+        int r = channel_check(channel, error);
+        struct place *place = r == 0 ? find_place(channel, &fence.value) : NULL;
+        if (place)
+            place->state = PLACE_TAKEN;
+        pthread_mutex_unlock(&channel->lock);
+        if (place) {
+            g->i = (uint32_t)(place - channel->places);
+            return 0;
+        }
+        if (r == 0 && fence.value == UINT64_MAX)
+            r = fail_depth(channel, error);
+        if (r == 0)
+            r = fence_wait(channel->client, &fence, true, g->deadline_ns, error);
+        if (r < 0)
+            return r == -ETIMEDOUT ? fail_timeout(channel, error) : r;
+    }
+}
+
+static int
+check_get(const struct caid_channel *channel, const struct caid_frame *frame, uint32_t flags,
+          struct caid_error *error)
+{
+    int r = CHECK_GIVEN_OF(channel, frame, error);
+    if (r == 0 && channel->produces)
+        r = fail(error, CAID_ERR_INVALID,
+                 "channel \"%s\" was created to put frames: who opens it gets them",
+                 channel_name(channel));
+    if (r == 0 && (flags & ~(uint32_t)CAID_CHANNEL_AHEAD))
+        r = fail(error, CAID_ERR_INVALID, "flags 0x%x are not known", flags);
+    if (r == 0 && flags && channel->latest)
+        r = fail(error, CAID_ERR_INVALID,
+                 "channel \"%s\" is \"latest\": it has no frame that is next",
+                 channel_name(channel));
+    return r;
+}
+
+int
+caid_channel_get(struct caid_channel *channel, uint64_t stream, uint64_t timeout_ns,
+                 uint32_t flags, struct caid_frame *ret, struct caid_error *error)
+{
+    struct getting g = {.channel = channel};
+
+    int r = check_get(channel, ret, flags, error);
+    if (r == 0 && stream != 0)
+        r = channel_lane(channel, stream, &g.lane, error);
+    if (r == 0 && g.lane)
+        r = lane_check_device(g.lane, channel->array, error);
+    if (r == 0) {
+        g.ahead = (flags & CAID_CHANNEL_AHEAD) && g.lane && g.lane->handoff == HANDOFF_MEMOPS;
+        g.deadline_ns = timeout_ns ? deadline_of(timeout_ns) : 0;
+        r = take_place(&g, error);
+    }
+    if (r == 0)
+        r = get(&g, error);
+    if (r == 0)
+        *ret = g.frame;
+    else if (g.lane)
+        lane_put(g.lane);
+    return r;
+}
+
+/* ---- the end ---- */
+
+static struct place *
+find_open(struct caid_channel *channel, uint64_t sequence)
+{
+    for (uint32_t i = 0; i < channel->depth; i++)
+        if (channel->places[i].state == PLACE_OPEN && channel->places[i].sequence == sequence)
+            return &channel->places[i];
+    return NULL;
+}
+
+/* Under lock, which it drops meanwhile. */
+static int
+wait_for_signals(struct caid_channel *channel, const struct lane *lane,
+                 struct caid_error *error)
+{
+    int slot, r = 0;
+
+    while (r == 0 && (slot = signal_find_wait(channel, lane)) >= 0) {
+        const struct fence fence = signal_fence(channel, (uint32_t)slot);
+        pthread_mutex_unlock(&channel->lock);
+        r = fence_wait(channel->client, &fence, true, UINT64_MAX, error);
+        pthread_mutex_lock(&channel->lock);
+    }
+    return r < 0 ? r : 0;
+}
+
+/* What the last signal was for comes first. */
+static size_t
+after_last(const struct caid_channel *channel, const struct lane *lane, struct fence *ret)
+{
+    if (!signal_is_behind(channel, lane))
+        return 0;
+    *ret = signal_fence(channel, PAGE_SLOT);
+    return 1;
+}
+
+static int
+release_latest(struct caid_channel *channel, struct place *place, struct lane *lane,
+               struct caid_error *error)
+{
+    uint64_t value = timeline_submitted(channel_slot_of(channel)) + 1;
+    struct fence after;
+    size_t n = after_last(channel, lane, &after);
+
+    place->state = PLACE_ENDED;
+    place->release = value;
+    core_release(&own_tail(channel)->announcements[place - channel->places], value);
+    int r = signal_value(channel, lane, &after, n, PAGE_SLOT, value, error);
+    signal_note(channel, lane);
+    return r;
+}
+
+/* The slot by which a frame's end is signalled that is held back. */
+static uint32_t
+marker_of(const struct caid_channel *channel, const struct place *place)
+{
+    return PAGE_SLOT + 1 + (uint32_t)(place - channel->places);
+}
+
+/* It is let go of when those before it are: till then a marker says that the stream has come to its
+ * end. */
+static int
+hold_back(struct caid_channel *channel, const struct place *place, struct lane *lane,
+          struct caid_error *error)
+{
+    struct fence before = signal_fence(channel, marker_of(channel, place));
+    bool pending = !page_slot_has_landed(channel->page, before.slot);
+
+    if (!lane)
+        return 0;
+    int r = signal_value(channel, lane, &before, pending, before.slot, before.value + 1, error);
+    lane_put(lane);
+    return r;
+}
+
+static int
+release_fifo(struct caid_channel *channel, struct place *place, struct lane *lane,
+             struct caid_error *error)
+{
+    struct fence after[CHANNEL_DEPTH_MAX + 1];
+
+    place->state = PLACE_ENDED;
+    uint64_t prefix = prefix_of(channel);
+    if (prefix <= channel->let_go)
+        return hold_back(channel, place, lane, error);
+    size_t n = after_last(channel, lane, after);
+    for (uint32_t i = 0; i < channel->depth; i++) {
+        const struct place *other = &channel->places[i];
+        uint32_t slot = marker_of(channel, other);
+        if (other->state == PLACE_ENDED && other->sequence <= prefix &&
+            !page_slot_has_landed(channel->page, slot))
+            after[n++] = signal_fence(channel, slot);
+    }
+    int r = signal_value(channel, lane, after, n, PAGE_SLOT, prefix, error);
+    signal_note(channel, lane);
+    free_up_to(channel, prefix);
+    return r;
+}
+
+/* Whether what was got is a frame, as far as that is known. Takes the place's fence. Under lock. */
+static int
+check_contents(struct caid_channel *channel, struct place *place, struct caid_error *error)
+{
+    struct fence data = place->data;
+    bool ahead = place->ahead;
+    enum fence_state state;
+
+    place->data = (struct fence){0};
+    place->ahead = false;
+    if (!data.page)
+        return 0;
+    int r = fence_look(&data, false, &state, error);
+    bool is_last = data.page == channel->producer;
+    fence_drop(&data);
+    if (r == 0 && state == FENCE_LOST) {
+        channel->told |= is_last;
+        return fail_dead(channel, error);
+    }
+    if (r == 0 && ahead && is_last) {
+        if (!channel->doubts_to)
+            channel->doubts_from = place->sequence;
+        channel->doubts_to = place->sequence;
+        r = settle_doubts(channel, error);
+    }
+    return r;
+}
+
+/* Takes the lane over, but for CAID_ERR_INTERRUPTED. Under lock, which it drops meanwhile. */
+static int
+end_place(struct caid_channel *channel, struct place *place, struct lane *lane,
+          struct caid_error *error)
+{
+    int r = wait_for_signals(channel, lane, error);
+    if (r < 0)
+        return r;
+    struct lane *got_on = place->lane;
+    place->lane = NULL;
+    int contents = check_contents(channel, place, error);
+    r = channel->latest ? release_latest(channel, place, lane, contents < 0 ? NULL : error)
+                        : release_fifo(channel, place, lane, contents < 0 ? NULL : error);
+    if (got_on)
+        lane_put(got_on);
+    return contents < 0 ? contents : r;
+}
+
+static bool
+is_waited_for(const struct caid_channel *channel)
+{
+    return channel->view.slot && channel_load(&channel->view.table->waits);
+}
+
+static int
+end(struct caid_channel *channel, uint64_t sequence, struct lane *lane, bool *ret_taken,
+    struct caid_error *error)
+{
+    bool wakes = false;
+    int r;
+
+    pthread_mutex_lock(&channel->lock);
+    struct place *place = find_open(channel, sequence);
+    if (!place) {
+        r = fail(error, CAID_ERR_INVALID, "channel \"%s\": frame %" PRIu64 " is not open",
+                 channel_name(channel), sequence);
+    } else {
+        r = end_place(channel, place, lane, error);
+        wakes = !lane && is_waited_for(channel);
+    }
+    *ret_taken = place && place->state != PLACE_OPEN;
+    pthread_mutex_unlock(&channel->lock);
+    if (wakes)
+        timeline_wake(channel_slot_of(channel));
+    return r;
+}
+
+int
+caid_channel_end(struct caid_channel *channel, const struct caid_frame *frame, uint64_t stream,
+                 struct caid_error *error)
+{
+    struct lane *lane = NULL;
+    bool taken;
+
+    int r = CHECK_GIVEN_OF(channel, frame, error);
+    if (r == 0 && stream != 0)
+        r = channel_lane(channel, stream, &lane, error);
+    if (r < 0)
+        return r;
+    r = end(channel, frame->sequence, lane, &taken, error);
+    if (!taken && lane)
+        lane_put(lane);
+    return r;
+}
+
+void
+get_close(struct caid_channel *channel)
+{
+    for (uint32_t i = 0; i < channel->depth; i++) {
+        struct place *place = &channel->places[i];
+        struct lane *lane = place->lane;
+        bool taken;
+
+        if (place->state != PLACE_OPEN)
+            continue;
+        if (lane)
+            atomic_fetch_add_explicit(&lane->refs, 1, memory_order_relaxed);
+        end(channel, place->sequence, lane, &taken, NULL);
+        if (!taken && lane)
+            lane_put(lane);
+    }
+}

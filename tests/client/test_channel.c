@@ -1,0 +1,694 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Channels through their C API: what readers get, and when a producer waits; by the host and by
+ * streams; what is refused; and the ends of producers, readers and daemons.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "client_fixture.h"
+#include "process.h"
+
+#define BYTES 64
+#define SLOTS 4
+
+static const int64_t shape[] = {BYTES};
+
+/* The test produces and reads by two clients. */
+static struct {
+    struct caid_client *client;
+    struct caid_channel *put, *get;
+    struct caid_frame frame;
+    uint64_t stream;
+} o;
+
+static void
+begin_channels(void)
+{
+    begin_with_gpu();
+    memset(&o, 0, sizeof(o));
+    o.client = daemon_connect(&f.daemon);
+}
+
+static void
+end_channels(void)
+{
+    caid_channel_close(o.get);
+    caid_channel_close(o.put);
+    if (o.stream)
+        assert_ok(caid_stream_destroy(f.client, o.stream, &error));
+    caid_client_close(o.client);
+    end();
+}
+
+#define CHANNEL_TEST(name)                                                                     \
+    CAID_TEST_BETWEEN(channel, name, begin_channels(), end_channels(), .init = driver_warm_up, \
+                      .timeout = 120)
+
+static struct caid_channel_options
+options_of(const char *mode)
+{
+    OPTIONS(caid_channel_options, options, .mode = mode, .typestr = "|u1", .shape = shape,
+            .ndim = 1, .slots = SLOTS, .memory = "pinned");
+
+    return options;
+}
+
+static struct caid_channel *
+create(struct caid_client *client, const char *mode)
+{
+    const struct caid_channel_options options = options_of(mode);
+    struct caid_channel *channel;
+
+    assert_ok(caid_channel_create(client, &channel, "c", &options, &error));
+    return channel;
+}
+
+static struct caid_channel *
+open_deep(struct caid_client *client, uint32_t depth)
+{
+    OPTIONS(caid_channel_options, options, .depth = depth, .wait = true);
+    struct caid_channel *channel;
+
+    assert_ok(caid_channel_open(client, &channel, "c", &options, &error));
+    return channel;
+}
+
+static void
+begin_both(const char *mode)
+{
+    o.put = create(o.client, mode);
+    o.get = open_deep(f.client, 1);
+}
+
+static unsigned char *
+bytes_of(struct caid_channel *channel, const struct caid_frame *frame)
+{
+    unsigned char *first = caid_array_get_info(caid_channel_array(channel))->host_ptr;
+
+    return first + frame->offset;
+}
+
+static int
+try_put(struct caid_channel *channel, uint64_t timeout_ns)
+{
+    struct caid_frame frame;
+
+    int r = caid_channel_begin(channel, 0, timeout_ns, &frame, &error);
+    if (r < 0)
+        return r;
+    memset(bytes_of(channel, &frame), (int)frame.sequence, BYTES);
+    memset(frame.info, (int)frame.sequence, sizeof(frame.info));
+    return caid_channel_commit(channel, &frame, &error);
+}
+
+static void
+put(int n)
+{
+    while (n-- > 0)
+        assert_ok(try_put(o.put, CAID_FOREVER));
+}
+
+static int
+try_get(uint64_t timeout_ns)
+{
+    return caid_channel_get(o.get, 0, timeout_ns, 0, &o.frame, &error);
+}
+
+static void
+check_bytes(struct caid_channel *channel, const struct caid_frame *frame)
+{
+    for (int i = 0; i < BYTES; i++) {
+        cr_assert_eq(bytes_of(channel, frame)[i], (unsigned char)frame->sequence);
+        cr_assert_eq(frame->info[i], (unsigned char)frame->sequence);
+    }
+}
+
+/* The next frame is that one, whole, and stays open. */
+static void
+get_open(uint64_t sequence, uint64_t missed)
+{
+    assert_ok(try_get(CAID_FOREVER));
+    cr_assert_eq(o.frame.sequence, sequence, "%d", (int)o.frame.sequence);
+    cr_assert_eq(o.frame.missed, missed, "%d", (int)o.frame.missed);
+    check_bytes(o.get, &o.frame);
+}
+
+static void
+end_frame(void)
+{
+    assert_ok(caid_channel_end(o.get, &o.frame, 0, &error));
+}
+
+static void
+get_next(uint64_t sequence, uint64_t missed)
+{
+    get_open(sequence, missed);
+    end_frame();
+}
+
+/* ---- by the host ---- */
+
+CHANNEL_TEST(latest_gives_the_newest)
+{
+    begin_both("latest");
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    put(1);
+    get_next(1, 0);
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    put(20);
+    get_open(21, 19);
+    put(20);
+    check_bytes(o.get, &o.frame);
+    end_frame();
+    get_next(41, 19);
+}
+
+CHANNEL_TEST(fifo_gives_all)
+{
+    begin_both("fifo");
+    put(SLOTS);
+    assert_failed(try_put(o.put, 0), CAID_ERR_TIMEOUT);
+    get_open(1, 0);
+    assert_failed(try_put(o.put, 0), CAID_ERR_TIMEOUT);
+    end_frame();
+    put(1);
+    for (uint64_t i = 2; i <= SLOTS + 1; i++)
+        get_next(i, 0);
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    for (uint64_t i = SLOTS + 2; i < 100; i++) {
+        put(1);
+        get_next(i, 0);
+    }
+}
+
+CHANNEL_TEST(a_fifo_without_readers_keeps_nothing)
+{
+    o.put = create(o.client, "fifo");
+    put(3 * SLOTS);
+    o.get = open_deep(f.client, 1);
+    put(1);
+    get_next(3 * SLOTS + 1, 0);
+    caid_channel_close(o.get);
+    o.get = NULL;
+    put(3 * SLOTS);
+}
+
+CHANNEL_TEST(ends_out_of_order_are_held_back)
+{
+    struct caid_frame frames[3];
+
+    o.put = create(o.client, "fifo");
+    o.get = open_deep(f.client, 3);
+    put(SLOTS);
+    for (uint64_t i = 0; i < 3; i++) {
+        get_open(i + 1, 0);
+        frames[i] = o.frame;
+    }
+    assert_failed(try_get(0), CAID_ERR_INVALID);
+    assert_ok(caid_channel_end(o.get, &frames[1], 0, &error));
+    assert_failed(caid_channel_end(o.get, &frames[1], 0, &error), CAID_ERR_INVALID);
+    assert_failed(try_put(o.put, 0), CAID_ERR_TIMEOUT);
+    assert_ok(caid_channel_end(o.get, &frames[0], 0, &error));
+    put(2);
+    assert_failed(try_put(o.put, 0), CAID_ERR_TIMEOUT);
+    assert_ok(caid_channel_end(o.get, &frames[2], 0, &error));
+    put(1);
+    for (uint64_t i = 4; i <= 7; i++)
+        get_next(i, 0);
+}
+
+CHANNEL_TEST(what_is_given_up_is_no_frame)
+{
+    struct caid_frame frame;
+
+    begin_both("fifo");
+    for (int i = 0; i < 3 * SLOTS; i++) {
+        assert_ok(caid_channel_begin(o.put, 0, CAID_FOREVER, &frame, &error));
+        assert_failed(caid_channel_begin(o.put, 0, 0, &o.frame, &error), CAID_ERR_INVALID);
+        assert_ok(caid_channel_abandon(o.put, &frame, &error));
+        assert_failed(caid_channel_commit(o.put, &frame, &error), CAID_ERR_INVALID);
+        assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    }
+    put(1);
+    get_next(3 * SLOTS + 1, 0);
+}
+
+static void *
+put_many(void *arg)
+{
+    for (int i = 0; i < *(int *)arg; i++)
+        assert_ok(try_put(o.put, CAID_FOREVER));
+    return NULL;
+}
+
+static uint64_t n_requests;
+
+static int
+add_requests(const struct caid_metric *metric, void *userdata)
+{
+    (void)userdata;
+    if (strcmp(metric->name, "requests_total") == 0 && strcmp(metric->kind, "metrics") != 0)
+        n_requests += metric->value;
+    return 0;
+}
+
+static uint64_t
+count_requests(void)
+{
+    n_requests = 0;
+    assert_ok(caid_metrics(f.client, add_requests, NULL, &error));
+    return n_requests;
+}
+
+/* Also no driver call, whichever waits for the other. */
+CHANNEL_TEST(nobody_is_asked_on_the_way)
+{
+    int n = 1000;
+    pthread_t thread;
+
+    begin_both("fifo");
+    put(1);
+    get_next(1, 0);
+    uint64_t before = count_requests();
+    cr_assert_eq(pthread_create(&thread, NULL, put_many, &n), 0);
+    for (uint64_t i = 2; i <= 1001; i++)
+        get_next(i, 0);
+    pthread_join(thread, NULL);
+    cr_assert_eq(count_requests(), before);
+}
+
+/* ---- by streams ---- */
+
+#define N_STREAMED 40
+
+static void
+fill_on_stream(const struct caid_frame *frame)
+{
+    uint64_t at = caid_array_get_info(caid_channel_array(o.put))->ptr + frame->offset;
+
+    assert_cuda(f.gpu.drv->cu.cuMemsetD8Async(at, (unsigned char)frame->sequence, BYTES,
+                                              (CUstream)(uintptr_t)o.stream));
+}
+
+static void
+begin_streams(const char *mode, uint32_t depth)
+{
+    struct caid_channel_options options = options_of(mode);
+
+    options.memory = "device";
+    options.slots = 8;
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &o.stream, &error));
+    assert_ok(caid_channel_create(o.client, &o.put, "c", &options, &error));
+    o.get = open_deep(f.client, depth);
+}
+
+static void
+put_on_stream(void)
+{
+    struct caid_frame frame;
+
+    assert_ok(caid_channel_begin(o.put, o.stream, CAID_FOREVER, &frame, &error));
+    fill_on_stream(&frame);
+    assert_ok(caid_channel_commit(o.put, &frame, &error));
+}
+
+/* What a frame has when the streams that wait for it read it. */
+static void
+read_on(uint64_t stream, unsigned char *ret)
+{
+    uint64_t at = caid_array_get_info(caid_channel_array(o.get))->ptr + o.frame.offset;
+
+    assert_cuda(f.gpu.drv->cu.cuMemcpyDtoHAsync(ret, at, BYTES, (CUstream)(uintptr_t)stream));
+}
+
+static void
+stream_through(const char *mode)
+{
+    static unsigned char got[N_STREAMED][BYTES];
+    uint64_t sequences[N_STREAMED], reading;
+
+    begin_streams(mode, 2);
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &reading, &error));
+    for (int i = 0; i < N_STREAMED; i++) {
+        put_on_stream();
+        assert_ok(caid_channel_get(o.get, reading, CAID_FOREVER, 0, &o.frame, &error));
+        sequences[i] = o.frame.sequence;
+        read_on(reading, got[i]);
+        assert_ok(caid_channel_end(o.get, &o.frame, reading, &error));
+    }
+    assert_ok(caid_stream_synchronize(f.client, reading, 0, &error));
+    for (int i = 0; i < N_STREAMED; i++)
+        for (int j = 0; j < BYTES; j++)
+            cr_assert_eq(got[i][j], (unsigned char)sequences[i]);
+    assert_ok(caid_stream_destroy(f.client, reading, &error));
+}
+
+CHANNEL_TEST(streams_hand_latest_over)
+{
+    stream_through("latest");
+}
+
+CHANNEL_TEST(streams_hand_fifo_over)
+{
+    stream_through("fifo");
+}
+
+/* A frame that a stream is still to fill is there for streams, not for the host. */
+CHANNEL_TEST(the_host_gets_what_has_landed)
+{
+    begin_streams("latest", 1);
+    _Atomic uint64_t *gate = gpu_gate_new(&f.gpu);
+    put_on_stream();
+    assert_ok(caid_stream_synchronize(f.client, o.stream, 0, &error));
+    gpu_wait_at(&f.gpu, gate, (CUstream)(uintptr_t)o.stream);
+    put_on_stream();
+    assert_ok(try_get(0));
+    cr_assert_eq(o.frame.sequence, 1);
+    end_frame();
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    atomic_store(gate, 1);
+    assert_ok(try_get(CAID_FOREVER));
+    cr_assert_eq(o.frame.sequence, 2);
+    end_frame();
+    gpu_gate_free(&f.gpu, gate);
+}
+
+/* The end of the older frame waits for the newer one's, which another stream has yet to come to. */
+CHANNEL_TEST(streams_end_out_of_order)
+{
+    struct caid_frame first;
+    uint64_t late;
+
+    begin_streams("fifo", 2);
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &late, &error));
+    _Atomic uint64_t *gate = gpu_gate_new(&f.gpu);
+    for (int i = 0; i < 8; i++)
+        put_on_stream();
+    assert_ok(caid_channel_get(o.get, o.stream, CAID_FOREVER, 0, &first, &error));
+    assert_ok(caid_channel_get(o.get, late, CAID_FOREVER, 0, &o.frame, &error));
+    gpu_wait_at(&f.gpu, gate, (CUstream)(uintptr_t)late);
+    assert_ok(caid_channel_end(o.get, &o.frame, late, &error));
+    assert_ok(caid_channel_end(o.get, &first, o.stream, &error));
+    assert_failed(caid_channel_begin(o.put, 0, 0, &first, &error), CAID_ERR_TIMEOUT);
+    atomic_store(gate, 1);
+    assert_ok(caid_channel_begin(o.put, 0, CAID_FOREVER, &first, &error));
+    assert_ok(caid_channel_abandon(o.put, &first, &error));
+    assert_ok(caid_stream_destroy(f.client, late, &error));
+    gpu_gate_free(&f.gpu, gate);
+}
+
+CHANNEL_TEST(ahead_a_frame_is_got_before_it_is_put)
+{
+    unsigned char *got; /* page-locked: a copy to other memory would wait for the stream */
+    struct caid_frame frame;
+    uint64_t reading;
+
+    begin_streams("fifo", 2);
+    assert_cuda(f.gpu.drv->cu.cuMemHostAlloc((void **)&got, 2 * BYTES, 0));
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &reading, &error));
+    for (int i = 0; i < 2; i++) {
+        assert_ok(caid_channel_get(o.get, reading, 0, CAID_CHANNEL_AHEAD, &o.frame, &error));
+        read_on(reading, got + i * BYTES);
+        assert_ok(caid_channel_end(o.get, &o.frame, reading, &error));
+    }
+    put_on_stream();
+    assert_ok(caid_channel_begin(o.put, o.stream, CAID_FOREVER, &frame, &error));
+    assert_ok(caid_channel_abandon(o.put, &frame, &error));
+    assert_ok(caid_stream_synchronize(f.client, reading, 0, &error));
+    for (int j = 0; j < BYTES; j++)
+        cr_assert_eq(got[j], 1);
+    assert_failed(try_get(0), CAID_ERR_ABANDONED);
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    assert_ok(caid_stream_destroy(f.client, reading, &error));
+    assert_cuda(f.gpu.drv->cu.cuMemFreeHost(got));
+}
+
+/* ---- what is refused ---- */
+
+static void
+assert_misfit(struct caid_channel_options options, const char *what)
+{
+    struct caid_channel *channel;
+
+    assert_failed(caid_channel_create(f.client, &channel, "c", &options, &error),
+                  CAID_ERR_INVALID);
+    cr_assert(strstr(error.message, what), "%s: %s", what, error.message);
+}
+
+/* Options with one that is another. */
+#define BUT(field, value)                                            \
+    ({                                                               \
+        struct caid_channel_options options_ = options_of("latest"); \
+        options_.field = value;                                      \
+        options_;                                                    \
+    })
+
+CHANNEL_TEST(what_does_not_fit_is_refused)
+{
+    const struct caid_channel_options options = options_of("latest");
+    const int64_t other[] = {BYTES + 1};
+    struct caid_channel *channel;
+
+    begin_both("latest");
+    assert_failed(caid_channel_create(f.client, &channel, "c", &options, &error),
+                  CAID_ERR_BUSY);
+    assert_misfit(BUT(mode, "fifo"), "mode");
+    assert_misfit(BUT(shape, other), "shape");
+    assert_misfit(BUT(typestr, "|i1"), "type");
+    assert_misfit(BUT(slots, SLOTS + 1), "slots");
+    assert_misfit(BUT(memory, "device"), "memory");
+    assert_misfit(BUT(slots, 1), "slots");
+    assert_misfit(BUT(mode, "newest"), "newest");
+    OPTIONS(caid_channel_options, deep, .depth = 3);
+    assert_failed(caid_channel_open(f.client, &channel, "c", &deep, &error), CAID_ERR_LIMIT);
+    deep.depth = 17;
+    assert_failed(caid_channel_open(f.client, &channel, "c", &deep, &error), CAID_ERR_INVALID);
+    assert_failed(caid_channel_open(f.client, &channel, "d", NULL, &error), CAID_ERR_NOT_FOUND);
+    OWNED struct caid_array *array = make_bytes(f.client, "d", BYTES);
+    assert_failed(caid_channel_open(f.client, &channel, "d", NULL, &error), CAID_ERR_INVALID);
+}
+
+CHANNEL_TEST(the_other_side_is_refused)
+{
+    struct caid_frame frame;
+
+    begin_both("latest");
+    assert_failed(caid_channel_begin(o.get, 0, 0, &frame, &error), CAID_ERR_INVALID);
+    assert_failed(caid_channel_get(o.put, 0, 0, 0, &frame, &error), CAID_ERR_INVALID);
+    assert_failed(caid_channel_get(o.get, 0, 0, CAID_CHANNEL_AHEAD, &frame, &error),
+                  CAID_ERR_INVALID);
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &o.stream, &error));
+    assert_failed(caid_channel_begin(o.put, o.stream, 0, &frame, &error), CAID_ERR_INVALID);
+    put(1);
+    get_open(1, 0);
+    assert_failed(try_get(0), CAID_ERR_INVALID);
+    end_frame();
+}
+
+/* ---- ends ---- */
+
+static void
+start_framer(struct process *process, const char *what, const char *mode)
+{
+    process_start(process, "framer", f.daemon.socket, "c", what, mode, NULL);
+    process_expect(process, "!");
+}
+
+static void
+tell(const struct process *process, const char *what)
+{
+    for (; *what; what++) {
+        const char one[] = {*what, '\0'};
+        cr_assert_eq(write(process->in, one, 1), 1);
+        process_expect(process, one);
+    }
+}
+
+static void
+producer_dies(const char *mode, uint64_t first, uint64_t missed)
+{
+    struct process framer;
+
+    start_framer(&framer, "put", mode);
+    o.get = open_deep(f.client, 1);
+    tell(&framer, "ppb");
+    uint64_t pages = status_of(f.client).pages;
+    process_end(&framer, SIGKILL);
+    while (status_of(f.client).pages == pages) /* the daemon has heard of it */
+        sched_yield();
+    if (first)
+        get_next(first, 0);
+    if (first)
+        get_next(first + 1, 0);
+    assert_failed(try_get(CAID_FOREVER), CAID_ERR_ABANDONED);
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    o.put = create(o.client, mode);
+    if (!first)
+        get_next(2, missed); /* the last whole one of the former producer */
+    put(1);
+    get_next(3, 0);
+}
+
+CHANNEL_TEST(a_producer_that_dies_is_told_of_once_latest)
+{
+    producer_dies("latest", 0, 1);
+}
+
+CHANNEL_TEST(a_producer_that_dies_is_told_of_once_fifo)
+{
+    producer_dies("fifo", 1, 0);
+}
+
+static void
+producer_closes(const char *mode, uint64_t first)
+{
+    struct process framer;
+
+    start_framer(&framer, "put", mode);
+    o.get = open_deep(f.client, 1);
+    tell(&framer, "pp");
+    tell(&framer, "c");
+    for (uint64_t i = first; i <= 2; i++)
+        get_next(i, i - 1 == 1 && first == 2);
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    o.put = create(o.client, mode);
+    put(1);
+    get_next(3, 0);
+    process_end(&framer, 0);
+}
+
+CHANNEL_TEST(a_producer_that_closes_is_followed_latest)
+{
+    producer_closes("latest", 2);
+}
+
+CHANNEL_TEST(a_producer_that_closes_is_followed_fifo)
+{
+    producer_closes("fifo", 1);
+}
+
+CHANNEL_TEST(a_reader_that_dies_holds_nothing)
+{
+    struct process framer;
+
+    o.put = create(o.client, "fifo");
+    start_framer(&framer, "get", "fifo");
+    put(2);
+    tell(&framer, "gh");
+    put(SLOTS - 1);
+    assert_failed(try_put(o.put, 0), CAID_ERR_TIMEOUT);
+    kill(framer.pid, SIGKILL);
+    put(3 * SLOTS);
+    process_end(&framer, 0);
+}
+
+static void *
+get_one(void *arg)
+{
+    *(int *)arg = caid_channel_get(o.get, 0, CAID_FOREVER, 0, &o.frame, NULL);
+    return NULL;
+}
+
+/* Who waits is woken by what it waits for, or told. */
+CHANNEL_TEST(a_reader_waits_for_producers_to_come)
+{
+    pthread_t thread;
+    int r = -1;
+
+    o.put = create(o.client, "latest");
+    caid_channel_close(o.put);
+    OPTIONS(caid_channel_options, options, .depth = 1);
+    assert_ok(caid_channel_open(f.client, &o.get, "c", &options, &error));
+    cr_assert_eq(pthread_create(&thread, NULL, get_one, &r), 0);
+    o.put = create(o.client, "latest");
+    put(1);
+    pthread_join(thread, NULL);
+    cr_assert_eq(r, 0);
+    end_frame();
+}
+
+CHANNEL_TEST(a_client_that_closes_ends_its_channels)
+{
+    pthread_t thread;
+    int r = 0;
+
+    begin_both("latest");
+    cr_assert_eq(pthread_create(&thread, NULL, get_one, &r), 0);
+    caid_client_close(f.client);
+    pthread_join(thread, NULL);
+    cr_assert_lt(r, 0);
+    assert_failed(try_get(0), CAID_ERR_CLOSED);
+    caid_channel_close(o.get);
+    put(3);
+    f.client = daemon_connect(&f.daemon);
+    o.get = open_deep(f.client, 1);
+    get_next(3, 0);
+}
+
+CHANNEL_TEST(joins_and_leaves_use_the_same_page)
+{
+    begin_both("fifo");
+    uint64_t pages = status_of(f.client).pages;
+    for (int i = 0; i < 20; i++) {
+        caid_channel_close(o.get);
+        o.get = open_deep(f.client, 1);
+        put(1);
+        get_next((uint64_t)i + 1, 0);
+    }
+    cr_assert_leq(status_of(f.client).pages, pages + 1);
+}
+
+/* ---- the daemon's ---- */
+
+static void
+begin_supervised(void)
+{
+    gpu_begin(&f.gpu);
+    daemon_start_supervised(&f.daemon);
+    f.client = daemon_connect(&f.daemon);
+    memset(&o, 0, sizeof(o));
+    o.client = daemon_connect(&f.daemon);
+}
+
+static void
+kill_daemon(void)
+{
+    cr_assert_eq(kill((pid_t)status_of(f.client).pid, SIGKILL), 0);
+}
+
+CAID_TEST_BETWEEN(channel, frames_go_on_without_the_daemon,
+                  ONLY_IF(gpu_is_soft(), begin_supervised()), end_channels(),
+                  .init = driver_warm_up, .timeout = 120)
+{
+    struct process framer;
+
+    start_framer(&framer, "put", "fifo");
+    o.get = open_deep(f.client, 1);
+    kill_daemon();
+    for (uint64_t i = 1; i <= 3; i++) {
+        tell(&framer, "p");
+        get_next(i, 0);
+    }
+    status_of(f.client);
+    struct caid_channel *more = open_deep(o.client, 1);
+    tell(&framer, "p");
+    get_next(4, 0);
+    assert_ok(caid_channel_get(more, 0, CAID_FOREVER, 0, &o.frame, &error));
+    cr_assert_eq(o.frame.sequence, 4);
+    assert_ok(caid_channel_end(more, &o.frame, 0, &error));
+    caid_channel_close(more);
+    kill_daemon();
+    process_end(&framer, SIGKILL);
+    assert_failed(try_get(CAID_FOREVER), CAID_ERR_ABANDONED);
+    o.put = create(o.client, "fifo");
+    put(1);
+    get_next(5, 0);
+}
