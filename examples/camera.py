@@ -1,81 +1,126 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A camera, two viewers and a recorder, of a process each. A viewer takes the newest frame when it is ready for one, and
-never holds the camera up; the recorder gets each frame. Nobody copies frames: with CuPy they are looked at on the GPU.
+"""A camera of 60 frames a second, a viewer and a recorder, of a process each. The viewer takes the newest frame when it
+is ready for one, and never holds the camera up; the recorder, on a channel of its own, gets every frame. Nobody copies
+frames: with CuPy they stay on the GPU. Camera and viewer are killed meanwhile, and started again.
 
-usage: camera.py [LOOKS]
+usage: camera.py [FRAMES]
 """
 
 import multiprocessing
+import statistics
+import struct
 import sys
 import time
-from multiprocessing.queues import SimpleQueue
+from ctypes import c_bool
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
+from typing import Callable, Iterator, Literal
 
 import numpy as np
 
 import caid
 
+MEMORY: Literal["device", "pinned"]
 try:
     import cupy as xp
 
     xp.cuda.runtime.getDeviceCount()
+    MEMORY, STREAM = "device", xp.cuda.Stream.null
 except Exception:
-    xp = np
+    xp, MEMORY, STREAM = np, "pinned", None
+
+SHAPE = (480, 640, 3)
 
 
-def capture(address: str, off: Event, recording: "SimpleQueue[caid.Array | None]") -> None:
-    with caid.connect(address) as client:
-        i = 0
-        while not off.wait(1 / 60):
-            image = np.full((480, 640, 3), i % 256, "u1")
-            with client.array(image) as frame:
-                frame.publish("camera", metadata={"frame": i})  # who has an older one open keeps that
-                recording.put(frame)  # has sent it when it returns, as Queue.put() has not
-            i += 1
-        client.unlink("camera")
-        recording.put(None)
+def capture(address: str, ready: Event, off: c_bool) -> None:
+    with caid.connect(address) as client, client.channel("camera", SHAPE, memory=MEMORY) as newest, client.channel(
+        "recording", SHAPE, mode="fifo", slots=32, memory=MEMORY
+    ) as every:
+        ready.set()
+        ends = False
+        while not ends:
+            time.sleep(1 / 60)
+            ends = off.value
+            for channel in newest, every:
+                with channel.put(STREAM) as frame:
+                    xp.asarray(frame)[:] = frame.sequence % 256
+                    frame.info = struct.pack("d?", time.monotonic(), ends)
 
 
-def view(address: str, looks: int, seconds: float) -> None:
-    frames = []
-    with caid.connect(address) as client, client.watch("camera") as changes:
-        for change in changes:
-            if not change.generation:  # it is not on yet
-                continue
-            with client.open("camera") as frame:
-                pixels, i = xp.asarray(frame), frame.metadata["frame"]
-                assert pixels.min() == pixels.max() == i % 256
-            frames.append(i)
-            if len(frames) == looks:
-                break
-            time.sleep(seconds)
-    print(f"a viewer saw {len(set(frames))} of {frames[-1] - frames[0] + 1} frames")
+def frames(channel: caid.Channel) -> Iterator[caid.Frame]:
+    """Up to the camera's last one, whoever is the camera."""
+    while True:
+        try:
+            for frame in channel.frames(STREAM):
+                yield frame
+                if frame.info[8]:
+                    return
+        except caid.AbandonedError:  # it was killed: another one comes
+            pass
 
 
-def record(recording: "SimpleQueue[caid.Array | None]") -> None:
-    n = 0
-    for frame in iter(recording.get, None):
-        with frame:
-            assert frame.metadata["frame"] == n and (frame.copy_to_host() == n % 256).all()
-        n += 1
-    print(f"the recorder has all {n} frames")
+def look(frame: caid.Frame) -> None:
+    pixels = xp.asarray(frame)
+    assert pixels.min() == pixels.max() == frame.sequence % 256
 
 
-def main(looks: int = 20) -> int:
+def view(address: str, ready: Event) -> None:
+    latencies, missed = [], 0
+    with caid.connect(address) as client, client.open_channel("camera", wait=True) as channel:
+        ready.set()
+        for frame in frames(channel):
+            latencies.append(time.monotonic() - struct.unpack_from("d", frame.info)[0])
+            missed += frame.missed
+            look(frame)
+            time.sleep(0.03)
+    print(f"the viewer saw {len(latencies)} of {len(latencies) + missed} frames, {statistics.median(latencies) * 1e6:.0f} us old")
+
+
+def record(address: str, ready: Event) -> None:
+    n, first = 0, 0
+    with caid.connect(address) as client, client.open_channel("recording", wait=True) as channel:
+        ready.set()
+        for frame in frames(channel):
+            look(frame)
+            n, first = n + 1, first or frame.sequence
+    print(f"the recorder has {n} of {frame.sequence - first + 1} frames")
+
+
+def wait_for(channel: caid.Channel, n: int) -> None:
+    for _ in zip(range(n), frames(channel)):
+        pass
+
+
+def main(n: int = 90) -> int:
     spawn = multiprocessing.get_context("spawn")
-    off, recording = spawn.Event(), spawn.SimpleQueue()
-    with caid.LocalDaemon() as daemon:
-        viewers = [spawn.Process(target=view, args=(daemon.address, looks, pause)) for pause in (0, 0.1)]
-        camera = spawn.Process(target=capture, args=(daemon.address, off, recording))
-        recorder = spawn.Process(target=record, args=(recording,))
-        for process in (*viewers, camera, recorder):
-            process.start()
-        for process in viewers:
+    ready = spawn.Event()
+    off = spawn.RawValue(c_bool, False)  # no Event, which a process that is killed may leave locked
+
+    def start(target: Callable[..., None], *args: object) -> BaseProcess:
+        ready.clear()
+        process = spawn.Process(target=target, args=(daemon.address, ready, *args))
+        process.start()
+        ready.wait()
+        return process
+
+    with caid.LocalDaemon() as daemon, daemon.connect() as client:
+        camera, viewer, recorder = start(capture, off), start(view), start(record)
+        with client.open_channel("camera") as channel:
+            wait_for(channel, n // 3)
+            camera.kill()
+            camera.join()
+            camera = start(capture, off)
+            wait_for(channel, n // 3)
+            viewer.kill()
+            viewer.join()
+            viewer = start(view)
+            wait_for(channel, n // 3)
+        off.value = True
+        for process in (camera, viewer, recorder):
             process.join()
-        off.set()
-        camera.join()
-        recorder.join()
-    return sum(process.exitcode != 0 for process in (*viewers, camera, recorder))
+        client.unlink("camera")
+        client.unlink("recording")
+    return sum(process.exitcode != 0 for process in (camera, viewer, recorder))
 
 
 if __name__ == "__main__":

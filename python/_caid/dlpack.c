@@ -5,13 +5,13 @@
  * An exported tensor is one allocation (struct exported), made with its capsule. Its deleter frees
  * it: the consumer calls the deleter from any thread, or the capsule's destructor does where nobody
  * took the tensor. It keeps the array's memory: as a HostView it has a share of a Lease, so that
- * the range stays mapped as long as the tensor lives, even if the array or its client is closed; of
- * memory that is not the daemon's it holds the owner.
+ * the range stays mapped as long as the tensor lives, even if the array or its client is closed; a
+ * Frame counts it; of memory that is not the daemon's it holds the owner.
  *
  * An imported tensor is a Tensor. The object's end calls the producer's deleter.
  */
 #include "dlpack.h"
-#include "module.h"
+#include "channel.h"
 
 #include <stddef.h>
 #include <structmember.h>
@@ -26,8 +26,9 @@ struct exported {
         struct dl_managed_versioned versioned;
     };
 
-    PyObject *owner; /* a Lease, of which this has a share; or the owner of other memory */
-    bool owner_is_lease;
+    PyObject
+        *owner; /* a Lease, of which this has a share; a Frame; the owner of other memory */
+    bool owner_is_lease, owner_is_frame;
     int64_t dims[]; /* extents, then steps */
 };
 
@@ -58,6 +59,8 @@ export_free(struct exported *self)
     PyErr_Fetch(&type, &value, &traceback);
     if (self->owner_is_lease)
         py_lease_view_end((struct lease_object *)self->owner);
+    if (self->owner_is_frame)
+        py_frame_export_end(self->owner);
     Py_DECREF(self->owner);
     PyErr_Restore(type, value, traceback);
     PyGILState_Release(gil);
@@ -116,6 +119,9 @@ export_hold(struct exported *self, const struct module_state *state, PyObject *o
         py_lease_view_begin(lease);
         py_lease_unpin(lease);
     }
+    self->owner_is_frame = Py_IS_TYPE(owner, state->frame_type);
+    if (self->owner_is_frame && py_frame_export_begin(owner) < 0)
+        return -1;
     Py_INCREF(owner);
     self->owner = owner;
     return 0;

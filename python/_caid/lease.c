@@ -168,10 +168,9 @@ py_leases_end(struct client_object *client, bool leave)
 
 /* ---- the host's address ---- */
 
-/* The host's address of the array, or 0. The host reaches the software driver's device memory at
- * the device's address. */
-static uintptr_t
-lease_host(const struct lease_object *self)
+/* The host reaches the software driver's device memory at the device's address. */
+uintptr_t
+py_lease_host(const struct lease_object *self)
 {
     if (self->info.host_ptr || !self->client || !py_client_reaches_device(self->client))
         return (uintptr_t)self->info.host_ptr;
@@ -470,7 +469,7 @@ static PyObject *
 lease_host_view(PyObject *op, PyObject *args)
 {
     struct lease_object *self = lease(op);
-    uintptr_t host = lease_host(self);
+    uintptr_t host = py_lease_host(self);
     unsigned long long offset, nbytes;
     uint64_t span;
     int readonly;
@@ -728,7 +727,7 @@ lease_get_live(PyObject *op, void *Py_UNUSED(closure))
 static PyObject *
 lease_get_host(PyObject *op, void *Py_UNUSED(closure))
 {
-    return PyLong_FromUnsignedLongLong(lease_host(lease(op)));
+    return PyLong_FromUnsignedLongLong(py_lease_host(lease(op)));
 }
 
 static PyObject *

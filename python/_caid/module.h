@@ -10,6 +10,9 @@
  *   Mark        an event on a stream, behind work of this process; holds its Client alive
  *   Tensor      what another library gave by DLPack; given back with the object
  *   HostMemory  page-locked memory of this process as a buffer; holds its Client alive
+ *   Channel, Frame (channel.h)
+ *               one struct caid_channel, a thing as those above; and one of its frames, which
+ *               holds it
  *   Arena, Allocation (arena.h)
  *               one struct caid_arena, a thing as those above; and a piece of its memory, which
  *               holds it
@@ -82,7 +85,7 @@ bool py_interrupt_raise(void);
 #define PY_TYPES(TYPE)                                                            \
     TYPE(client) TYPE(lease) TYPE(host_view) TYPE(watch) TYPE(host_memory)        \
     TYPE(mark) TYPE(tensor) TYPE(stream) TYPE(event) TYPE(timeline) TYPE(bracket) \
-    TYPE(arena) TYPE(allocation) TYPE(mapping)
+    TYPE(arena) TYPE(allocation) TYPE(mapping) TYPE(channel) TYPE(frame)
 /* clang-format on */
 
 #define PY_TYPE(name) extern PyType_Spec py_##name##_spec;
@@ -326,6 +329,8 @@ bool py_client_is_live(const struct client_object *self);
     FAST(event_new, "Creates a CUDA event: an Event.")                                        \
     FAST(event_open, "Opens an event of another process: an Event.")                          \
     FAST(timeline, "Creates or opens a timeline: a Timeline.")                                \
+    FAST(channel, "Becomes the producer of a channel: a Channel.")                            \
+    FAST(channel_open, "Becomes a reader of a channel: a Channel.")                           \
     FAST(begin, "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket.") \
     FAST(arena_new, "Makes an allocator: an Arena.")                                          \
     METHOD(find_device, METH_O, "The index of a device that has this CUDA ordinal here.")     \
@@ -431,6 +436,8 @@ void py_leases_moved(PyObject *leases);
  * this share back does not. -1 with ClosedError set. */
 int py_lease_use(struct lease_object *self);
 void py_lease_unuse(struct lease_object *self);
+/* The host's address of the array, or 0. */
+uintptr_t py_lease_host(const struct lease_object *self);
 /* Takes one more share for a HostView or a tensor. These keep the memory mapped, also when the
  * client is closed. */
 void py_lease_view_begin(struct lease_object *self);

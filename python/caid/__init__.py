@@ -25,6 +25,7 @@ Client                   names, sets, memory, figures: what connect() gives
 Array, Set               what has a name: shape, copies, publishing
 Bracket                  Array.read() and Array.write(): hand-off between streams
 Stream, Event, Timeline  the order of work on devices
+Channel, Frame           frames from one process to many, with nobody on the way
 Watch, Reference         changes of a name; an array as a few bytes, for other processes
 Arena, Allocation        memory for other libraries' allocators
 Error                    what every refusal is: NotFoundError, QuotaError, NoDaemonError, ...
@@ -66,6 +67,7 @@ from ._memory._bracket import Bracket
 from ._memory._cai import as_array, from_cuda_array_interface
 from ._memory._dlpack import from_dlpack
 from ._memory._set import Reservation, Set
+from ._session._channel import Channel, Frame
 from ._session._client import Client
 from ._session._default import default_client
 from ._session._watch import Watch
@@ -140,8 +142,10 @@ __all__ = [
     "Arena",
     "Array",
     "Bracket",
+    "Channel",
     "Client",
     "Event",
+    "Frame",
     "LocalDaemon",
     "Reference",
     "Reservation",

@@ -116,6 +116,30 @@ class Client:
     def _event_new(self, device: int, flags: int, /) -> Event: ...
     def _event_open(self, device: int, ipc_handle: Buffer, /) -> Event: ...
     def _timeline(self, name: str, pool: _Text, creates: bool, /) -> Timeline: ...
+    def _channel(
+        self,
+        name: str,
+        pool: _Text,
+        shape: _Dims,
+        typestr: str,
+        descr: _Text,
+        slots: int,
+        mode: _Text,
+        memory: _Text,
+        device: int,
+        timeout: Optional[float],
+        /,
+    ) -> Any: ...
+    def _channel_open(
+        self,
+        name: str,
+        pool: _Text,
+        depth: int,
+        wait: bool,
+        device_uuid: _Text,
+        timeout: Optional[float],
+        /,
+    ) -> Any: ...
     def _begin(
         self,
         reads: tuple[Lease, ...],
@@ -344,6 +368,35 @@ class Bracket(_Handle):
     def end(self) -> None: ...
     def abandon(self) -> None: ...
     def check(self) -> None: ...
+
+class Channel(_Handle):
+    """One ``struct caid_channel``. Ends by close(), with its last open Frame, with the object or with its client."""
+
+    produces: bool
+    _is_fifo: bool
+    _lease: Lease
+    def _put(self, stream: Any, timeout: Optional[float], /) -> Any: ...
+    def _get(self, stream: Any, timeout: Optional[float], ahead: bool, /) -> Any: ...
+    def _set_format(self, format: str, /) -> None: ...
+
+class Frame:
+    """One ``struct caid_frame``. A buffer of its elements."""
+
+    sequence: int
+    missed: int
+    info: Any
+    _slot: int
+    _channel: Any
+    _stream: Any
+    _pending: Any
+    @property
+    def is_open(self) -> bool: ...
+    def _end(self, stream: Any, /) -> None: ...
+    def abandon(self) -> None: ...
+    def _bytes(self) -> memoryview: ...
+    def _pending_or(self, pending: Any, /) -> Any: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exc: object) -> None: ...
 
 class Arena(_Handle):
     """One ``struct caid_arena``. Ends new calls by close(), with the object or with its client; ends

@@ -39,6 +39,8 @@ ARGS_OF = {
     (caid.Timeline, "wait"): [None, 1],
     (caid.Timeline, "async_wait"): [None, 1],
     (caid.Set, "__getitem__"): ["a"],
+    (caid.Client, "channel"): ["k", 4],
+    (caid.Client, "open_channel"): ["k"],
     (caid.Set, "open"): [["a"]],
     (weights.Publisher, "publish"): [{"a": numpy.zeros(1, "<f4")}],
 }
@@ -58,6 +60,8 @@ STAYS = {
     caid.Arena: "__enter__ __repr__ closed device memory pool",
     caid.Allocation: "__enter__ __repr__ closed nbytes",
     caid.Bracket: "__repr__ is_open stream",
+    caid.Channel: "__aiter__ __enter__ __iter__ __repr__ closed device dtype frames memory mode name pool produces shape slots",
+    caid.Frame: "__len__ __repr__ array info is_open missed sequence stream",
     caid.Set: "__enter__ __eq__ __hash__ __len__ __repr__ closed generation layout metadata name pool readonly",
     weights.Publisher: "__enter__ __eq__ __hash__ __repr__ client closed device name nbytes pool",
 }
@@ -80,6 +84,11 @@ def made_set(client, array):
     return client.open_set("s/")
 
 
+def made_frame(client, array):
+    with client.channel(next(names), 4) as channel:
+        return channel.put()
+
+
 # What is inherited: its class, how it is made, and members that stay for it besides.
 THINGS = {
     "array": (caid.Array, lambda c, a: c.open("a", "rw"), ""),
@@ -93,6 +102,8 @@ THINGS = {
     "arena": (caid.Arena, lambda c, a: c.arena(), ""),
     "allocation": (caid.Allocation, lambda c, a: c.arena().allocate(8), ""),
     "set": (caid.Set, made_set, ""),
+    "channel": (caid.Channel, lambda c, a: c.channel(next(names), 4), ""),
+    "frame": (caid.Frame, made_frame, ""),
     "publisher": (weights.Publisher, lambda c, a: weights.publisher(next(names), {"a": ((1,), "<f4")}, client=c), ""),
     "bracket": (caid.Bracket, lambda c, a: a.read(), "__exit__ abandon check end"),
     "open bracket": (caid.Bracket, lambda c, a: begun(a.read()), "__aenter__ __enter__ begin"),
@@ -122,6 +133,8 @@ async def outcome(cls, thing, name):
                 pass
         elif inspect.isgenerator(value):
             value = next(value)
+        elif isinstance(value, memoryview):
+            value = bytes(value)
         return repr(value)
     except Exception as e:
         return f"{type(e).__name__}: {e}"

@@ -57,7 +57,7 @@ def ended_quietly(things):
 
 
 def end(thing, client):
-    if isinstance(thing, caid.Bracket) and thing.is_open:
+    if isinstance(thing, (caid.Bracket, caid.Frame)) and thing.is_open:
         thing.end()
     elif hasattr(thing, "close") and thing is not client:
         thing.close()

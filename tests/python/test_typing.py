@@ -92,7 +92,7 @@ def blocks(*pages):
 @pytest.fixture
 def programs(tmp_path):
     """Those of the pages, the examples, and what is to be told, in a folder."""
-    programs = [*blocks("README.md", "docs/SHARING.md")]
+    programs = [*blocks("README.md", "docs/SHARING.md", "docs/CHANNELS.md")]
     assert len(programs) > 12
     text = GIVEN
     for i, program in enumerate(programs):
@@ -161,7 +161,7 @@ def runs(folder, daemon, *programs):
 
 def test_what_the_pages_show_runs(tmp_path):
     n = 0
-    for page in ("README.md", "docs/SHARING.md", "docs/CONSUMERS.md", "docs/STORAGE.md", "docs/WEIGHTS.md", "docs/MODELS.md"):
+    for page in ("README.md", "docs/SHARING.md", "docs/CHANNELS.md", "docs/CONSUMERS.md", "docs/STORAGE.md", "docs/WEIGHTS.md", "docs/MODELS.md"):
         for block in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.M | re.S):
             if FOREIGN.search(block):
                 continue

@@ -8,7 +8,7 @@ import _thread
 import os
 import sys
 import warnings
-from typing import Any, Callable, Iterable, List, Union
+from typing import Any, Callable, Iterable, List, Literal, Union
 
 from .._base import _strict
 from .._base._errors import LostWarning
@@ -23,7 +23,9 @@ from .._memory._arena import Arena
 from .._memory._array import Array
 from .._memory._bracket import Bracket
 from .._memory._set import Reservation
-from . import _naming, _watch
+from . import _channel, _making, _naming, _watch
+from ._channel import Channel
+from ._making import _Shape
 from ._queries import _Device
 
 _CLIENT_NAME_MAX = 64  # bytes
@@ -356,6 +358,100 @@ class Client(_naming.Naming, Closing):
             This process does not see the device; it has no event left.
         """
         return _event.create(self, device, ipc, blocking_sync, timing)
+
+    def channel(
+        self,
+        name: str,
+        shape: _Shape,
+        dtype: Any = "|u1",
+        *,
+        slots: int = 8,
+        mode: Literal["latest", "fifo"] = "latest",
+        memory: Literal["device", "pinned"] = "device",
+        device: _Device = 0,
+        pool: str | None = None,
+        timeout: float | None = None,
+    ) -> Channel:
+        """Becomes the producer of a channel, which is made if there is none of the name: see :class:`Channel`.
+
+        Goes on after the frames of the former producer, of which those that are whole stay.
+
+        Parameters
+        ----------
+        name : str
+            As for create(). It is the name of an array, whose first dimension counts the slots.
+        shape, dtype
+            A frame's, as for create().
+        slots : int
+            How many frames lie in memory: 2 to 64; of a "latest" at least the sum of the readers' depths and 3, or
+            2 where it is "pinned".
+        mode : {"latest", "fifo"}
+            Whether readers get the newest frame, and the producer never waits; or every frame, and it does.
+        memory : {"device", "pinned"}
+            Where the frames lie. "pinned" is the host's: no process that uses it so needs a GPU.
+        device : int or str
+            Index in `devices`, or UUID.
+        pool : str, optional
+            Who may read it reads frames, who may write it produces them. Without it, the caller's own.
+        timeout : float, optional
+            Seconds to wait for the exit of a producer that was killed, or has hung up.
+
+        Raises
+        ------
+        BusyError
+            Another one produces.
+        InvalidError
+            The name is taken by what is no such channel: what differs is said. Or what can be no channel.
+        TimedOutError
+            The former producer has not exited.
+
+        Other errors are those of create().
+        """
+        geometry = _making._geometry_of(shape, dtype, "C", None)
+        index = self._index_of(device)
+        return _channel.create(self, name, geometry, slots, mode, memory, index, pool, timeout)
+
+    def open_channel(
+        self,
+        name: str,
+        *,
+        pool: str | None = None,
+        wait: bool = False,
+        depth: int = 1,
+        device: _Device | None = None,
+        timeout: float | None = None,
+    ) -> Channel:
+        """Becomes a reader of a channel, which gets frames from then on: see :class:`Channel`.
+
+        Parameters
+        ----------
+        name : str
+        pool : str, optional
+            Without it, the caller's own.
+        wait : bool
+            Whether to wait until there is such a channel, with a producer.
+        depth : int
+            How many frames may be open at a time, or not let go of by a stream: 1 to 16, of a "fifo" 15.
+        device : int or str, optional
+            As for open().
+        timeout : float, optional
+            Seconds to wait, also for a producer that is stopped. Without it, and with `wait`, without end.
+
+        Raises
+        ------
+        NotFoundError
+            There is no such name, or no pool that the caller may see.
+        InvalidError
+            The name is no channel's; no such depth.
+        LimitError
+            64 processes read it; or it has too few slots for that depth.
+        TimedOutError
+            It did not come in time, or its producer is stopped.
+        AccessError
+            The pool may not be read.
+        """
+        uuid = self._uuid_of(device)
+        return _channel.open(self, name, pool, wait, depth, uuid, timeout)
 
     def timeline(self, name: str, *, pool: str | None = None) -> Timeline:
         """Creates a timeline under a name, to signal. Names of timelines and of arrays are apart.

@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Channels: what Python adds. What their protocol promises is in tests/client and tests/stress."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import pickle
+
+import numpy
+import pytest
+from conftest import PATIENCE_S, Held, forked, in_a_thread, refuses, run_async
+from restarts import Restarts
+
+import caid
+
+SHAPE = (4, 6)
+MEMORIES = ["device", "pinned"]
+
+
+@contextlib.contextmanager
+def made(client, other, depth=1, **how):
+    name = how.get("mode", "latest")
+    with client.channel(name, SHAPE, "<i4", **how) as ch, other.open_channel(name, depth=depth) as r:
+        yield ch, r
+
+
+@pytest.fixture(params=MEMORIES)
+def latest(request, soft, client, other):
+    with made(client, other, memory=request.param) as both:
+        yield both
+
+
+@pytest.fixture(params=MEMORIES)
+def fifo(request, soft, client, other):
+    with made(client, other, memory=request.param, mode="fifo", slots=2) as both:
+        yield both
+
+
+def put(ch, value, timeout=PATIENCE_S):
+    with ch.put(timeout=timeout) as frame:
+        numpy.asarray(frame)[:] = value
+        frame.info = str(value).encode()
+    return frame.sequence
+
+
+def value_of(frame):
+    pixels = numpy.asarray(frame)
+    assert pixels.shape == SHAPE and pixels.dtype == "<i4" and (pixels == pixels[0, 0]).all()
+    assert frame.info == str(pixels[0, 0]).encode().ljust(64, b"\0")
+    return int(pixels[0, 0])
+
+
+def got(r, timeout=PATIENCE_S):
+    with r.get(timeout=timeout) as frame:
+        return frame.sequence, frame.missed, value_of(frame)
+
+
+# --- modes ------------------------------------------------------------------------------------
+
+
+def test_latest_gives_the_newest_and_says_what_was_missed(latest):
+    ch, r = latest
+    with pytest.raises(caid.TimedOutError):
+        r.get(timeout=0)
+    for i in range(1, 21):
+        assert put(ch, i, timeout=0) == i  # it waits for nobody
+    assert got(r)[::2] == (20, 20)
+    with pytest.raises(TimeoutError):
+        r.get(timeout=0.01)
+    put(ch, 21)
+    with r.get(timeout=0) as frame:
+        for i in range(22, 40):
+            put(ch, i)
+        assert value_of(frame) == 21 and frame.missed == 0
+    assert got(r) == (39, 17, 39)
+
+
+def test_fifo_gives_every_frame_and_holds_the_producer_up(fifo):
+    ch, r = fifo
+    put(ch, 1), put(ch, 2)
+    with pytest.raises(caid.TimedOutError):
+        ch.put(timeout=0)
+    thread, ended = in_a_thread(lambda: put(ch, 3))
+    assert not ended and got(r) == (1, 0, 1)
+    thread.join(PATIENCE_S)
+    assert ended == [3] and [got(r)[0], got(r)[0]] == [2, 3]
+    with pytest.raises(caid.TimedOutError):
+        r.get(timeout=0)
+
+
+def test_a_put_that_fails_is_nobodys(fifo, latest):
+    for ch, r in (fifo, latest):
+        with pytest.raises(KeyError), ch.put() as frame:
+            raise KeyError
+        assert not frame.is_open
+        frame = ch.put()
+        frame.abandon()
+        with pytest.raises(caid.TimedOutError):
+            r.get(timeout=0)
+        n = put(ch, 7)
+        assert got(r)[::2] == (n, 7)
+
+
+def test_iteration_ends_each_frame(fifo):
+    ch, r = fifo
+    seen = []
+    put(ch, 1), put(ch, 2)
+    for frame in r.frames(timeout=PATIENCE_S):
+        assert all(not before.is_open for before in seen)
+        seen.append(frame)
+        value_of(frame)
+        if len(seen) == 10:
+            break
+        if len(seen) > 1:
+            put(ch, len(seen) + 1)
+    assert [frame.sequence for frame in seen] == list(range(1, 11))
+    assert not frame.is_open  # of the loop's iterator, which has gone
+    with pytest.raises(caid.TimedOutError):
+        next(r.frames(timeout=0))
+    r.close()
+    assert list(r) == []
+
+
+# --- where frames go --------------------------------------------------------------------------
+
+
+def test_a_frame_goes_where_arrays_go(latest):
+    ch, r = latest
+    with ch.put() as frame:
+        assert not frame.array.readonly and len(frame) == 4 and "open" not in repr(frame)
+        frame.array[:] = 3
+        frame.array[0].copy_from_host(numpy.arange(6, dtype="<i4"))
+        assert frame.info[0] == 0
+        frame.info[1:3] = b"ab"
+        with pytest.raises(ValueError):
+            frame.info = bytes(65)
+    with r.get() as frame:
+        view, array = memoryview(frame), frame.array
+        assert view.readonly and (view.shape, view.strides, view.format) == (SHAPE, (24, 4), "i")
+        assert view.tolist() == numpy.asarray(array).tolist() == array.tolist() == [list(range(6))] + [[3] * 6] * 3
+        assert frame.info == b"\0ab".ljust(64, b"\0")
+        assert frame.__dlpack_device__() == array.__dlpack_device__()
+        with pytest.raises(AttributeError):
+            frame.info = b""
+        with pytest.raises(caid.ReadOnlyError):
+            array[:] = 1
+        if ch.memory == "device":
+            assert frame.__cuda_array_interface__["data"] == (array.ptr, True)
+        view.release()
+    for use in (array.tolist, frame.end, lambda: memoryview(frame), lambda: frame.__array_interface__, lambda: frame.__dlpack__()):
+        with refuses(caid.ClosedError, match="has ended"):
+            use()
+    assert "ended" in repr(frame) and array.closed
+
+
+@pytest.mark.parametrize("dtype", ["|b1", "<f2", "<f8", "<c16", ">i4", "<M8[s]", [("x", "<f4"), ("y", "|u1")]])
+def test_elements_of_any_type(client, other, dtype):
+    values = numpy.zeros((3,), dtype)
+    values.view("u1")[:] = 1
+    with client.channel("t", 3, dtype, memory="pinned") as ch, other.open_channel("t") as r:
+        assert ch.dtype == r.dtype == values.dtype and (r.shape, r.slots, r.mode) == ((3,), 8, "latest")
+        with ch.put() as frame:
+            numpy.asarray(frame)[:] = values
+        with r.get() as frame:
+            assert numpy.asarray(frame).tobytes() == values.tobytes() and numpy.asarray(frame).dtype == values.dtype
+
+
+def capsule(frame):
+    return frame.__dlpack__(max_version=(1, 0))
+
+
+def test_a_buffer_that_is_left_keeps_a_readers_frame_open(fifo):
+    ch, r = fifo
+    for take in (numpy.asarray, memoryview, lambda frame: numpy.asarray(frame.array)[1:], capsule):
+        n = put(ch, 5)
+        put(ch, 6)
+        with pytest.warns(ResourceWarning, match=f"frame {n} stays open"), r.get() as frame:
+            left = take(frame)
+        with pytest.raises(caid.TimedOutError):
+            ch.put(timeout=0)
+        with pytest.raises(caid.InvalidError):  # depth=1
+            r.get(timeout=0)
+        del left
+        put(ch, 7)
+        assert [got(r)[2], got(r)[2]] == [6, 7]
+
+
+def test_a_producers_frame_is_readers_at_its_end(latest):
+    ch, r = latest
+    with pytest.warns(ResourceWarning, match="not to be written any more"), ch.put() as frame:
+        left = numpy.asarray(frame)
+        left[:] = 0
+    with r.get() as frame:
+        assert not numpy.asarray(frame).any()
+    with ch.put() as frame:  # it is said once
+        left = numpy.asarray(frame)
+    del left
+
+
+def test_memory_stays_as_long_as_a_buffer_of_it():
+    with caid.LocalDaemon() as daemon, daemon.connect() as c:
+        other = daemon.connect()
+        with made(c, other, memory="pinned") as (ch, r):
+            put(ch, 9)
+            with pytest.warns(ResourceWarning), r.get() as frame:
+                pixels = numpy.asarray(frame)
+            other.close()
+        c.unlink("latest")
+        assert (pixels == 9).all()
+
+
+# --- streams ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["latest", "fifo"])
+def test_streams_wait_for_each_other(slow, client, other, mode):
+    data = caid.pinned_array(SHAPE, "<i4", client=client)
+    with made(client, other, mode=mode, slots=4) as (ch, r), client.stream() as s, other.stream() as t:
+        for i in range(6):
+            s.synchronize()  # for data
+            data[:] = i
+            with ch.put(s) as frame:
+                frame.array.copy_from_host(data, stream=s)
+            with r.get(t, PATIENCE_S) as frame:
+                assert frame.stream is t
+                found = frame.array.copy_to_host(stream=t)
+            t.synchronize()
+            assert (found == i).all()
+        with client.stream() as aside, Held(aside):  # a copy on another stream is part of the frame
+            data[:] = 70
+            with ch.put(s) as frame:
+                frame.array.copy_from_host(data, stream=aside)
+            with pytest.raises(caid.TimedOutError):
+                r.get(timeout=0)
+        with r.get(timeout=PATIENCE_S) as frame:
+            assert (numpy.asarray(frame) == 70).all()
+        frame = ch.put(s)
+        with pytest.raises(caid.InvalidError):
+            frame.end(s)
+        frame.abandon()
+
+
+def test_a_reader_on_another_stream_holds_the_producer_up(client, other, memops):
+    with made(client, other, mode="fifo", slots=2) as (ch, r), other.stream() as t:
+        put(ch, 1), put(ch, 2)
+        with Held(t):
+            frame = r.get()
+            frame.end(t)
+            with pytest.raises(caid.TimedOutError):
+                ch.put(timeout=0)
+        put(ch, 3)
+        out = caid.pinned_array(SHAPE, "<i4", client=other)
+        with Held(t) as held:
+            frame = r.get()
+            frame.array.copy_to_host(out, stream=t)
+            thread, ended = in_a_thread(frame.end)  # the host's frame, of which a copy is under way
+            assert not ended
+            held.gate.set()
+            thread.join(PATIENCE_S)
+        assert ended == [None] and (out == 2).all()
+
+
+# --- asyncio ----------------------------------------------------------------------------------
+
+
+def test_asyncio(fifo):
+    ch, r = fifo
+
+    async def produce():
+        for i in range(20):
+            with await ch.async_put(timeout=PATIENCE_S):
+                pass
+            await asyncio.sleep(0)
+
+    async def main():
+        task = asyncio.ensure_future(produce())
+        sequences = []
+        async for frame in r:
+            sequences.append(frame.sequence)
+            if len(sequences) == 20:
+                break
+        await task
+        with pytest.raises(caid.TimedOutError):
+            await r.async_get(timeout=0)
+        with pytest.raises(caid.TimedOutError):
+            await r.async_get(timeout=0.01)
+        waiting = asyncio.ensure_future(r.async_get())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        put(ch, 1)
+        with await r.async_get() as frame:
+            sequences.append(frame.sequence)
+        rest = asyncio.ensure_future(collect())
+        await asyncio.sleep(0)
+        r.close()
+        assert await rest == []
+        return sequences
+
+    async def collect():
+        return [frame async for frame in r]
+
+    assert run_async(main()) == list(range(1, 22))
+
+
+# --- ends -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["channel", "client"])
+def test_a_close_ends_waits(other, daemon, end):
+    with daemon.connect() as c, other.channel("frames", 4, mode="fifo", slots=2) as ch:
+        r = c.open_channel("frames")
+        thread, ended = in_a_thread(lambda: list(r))
+        assert not ended
+        (r if end == "channel" else c).close()
+        thread.join(PATIENCE_S)
+        assert ended == [[]] and r.closed
+        with pytest.raises(caid.ClosedError):
+            r.get()
+        put_one = ch.put(timeout=PATIENCE_S)
+        put_one.end()
+    other.unlink("frames")
+
+
+def test_an_open_frame_outlives_the_close_of_its_channel(fifo):
+    ch, r = fifo
+    put(ch, 1)
+    frame = r.get()
+    r.close()
+    assert value_of(frame) == 1 and r.closed
+    frame.end()
+    mine = ch.put()
+    ch.close()
+    mine.end()
+    with pytest.raises(caid.ClosedError):
+        ch.put()
+
+
+def test_a_frame_that_is_collected_has_ended(fifo):
+    ch, r = fifo
+    frame = ch.put()
+    with pytest.warns(ResourceWarning, match="was not ended"):
+        del frame
+        gc.collect()
+    put(ch, 3)
+    frame = r.get()
+    with pytest.warns(ResourceWarning, match="was not ended"):
+        del frame
+        gc.collect()
+    put(ch, 4)
+    assert got(r)[2] == 4
+
+
+PRODUCER = """
+c = caid.connect()
+ch = c.channel("frames", (4, 6), "<i4", mode="fifo", memory="pinned")
+step("produces")
+for value in 1, 2:
+    with ch.put() as frame:
+        frame.array[:] = value
+        frame.info = str(value).encode()
+frame = ch.put()
+step("puts")
+"""
+
+
+def test_the_next_producer_goes_on(daemon, client, other, child):
+    how = {"mode": "fifo", "memory": "pinned"}
+    with client.channel("frames", SHAPE, "<i4", **how), pytest.raises(caid.BusyError, match=str(os.getpid())):
+        other.channel("frames", SHAPE, "<i4", **how)
+    producer = child(PRODUCER)
+    producer.expect("produces")
+    with client.open_channel("frames") as r:
+        producer.go()
+        producer.expect("puts")
+        assert got(r)[::2] == (1, 1)
+        producer.kill()
+        assert got(r)[::2] == (2, 2)
+        with pytest.raises(caid.AbandonedError):
+            r.get(timeout=PATIENCE_S)
+        with pytest.raises(caid.TimedOutError):
+            r.get(timeout=0)
+        with other.channel("frames", SHAPE, "<i4", **how) as ch:
+            n = put(ch, 3)
+            assert n > 2 and got(r)[::2] == (n, 3)
+
+
+@pytest.mark.parametrize("mode", ["latest", "fifo"])
+def test_frames_go_on_while_there_is_no_daemon(tmp_path, mode):
+    with contextlib.closing(Restarts(tmp_path)) as restarts, contextlib.ExitStack() as stack:
+        c, other, late = (stack.enter_context(caid.connect(restarts.address)) for _ in range(3))
+        with made(c, other, mode=mode) as (ch, r):
+            for i in range(3):
+                restarts.end()
+                put(ch, 3 * i)
+                assert got(r)[2] == 3 * i
+                restarts.start()
+                put(ch, 3 * i + 1)
+                assert got(r)[2] == 3 * i + 1
+                with late.open_channel(mode) as another:  # which the producer lets in
+                    put(ch, 3 * i + 2)
+                    assert got(another)[2] == got(r)[2] == 3 * i + 2
+        c.unlink(mode)
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+def test_misuse(latest):
+    ch, r = latest
+    for use in (r.put, ch.get, ch.frames().__next__):
+        with pytest.raises(caid.InvalidError):
+            use()
+    with ch.put() as frame:
+        with pytest.raises(caid.InvalidError):
+            ch.put()
+        for thing in (ch, r, frame):
+            with pytest.raises(TypeError):
+                pickle.dumps(thing)
+        for use in (frame.array.read, lambda: frame.array.publish("x")):
+            with refuses(caid.UnsupportedError):
+                use().begin()
+    for wrong in (-1, "1", float("nan")):
+        with pytest.raises((ValueError, TypeError)):
+            r.get(timeout=wrong)
+    with pytest.raises(ValueError):
+        r.get(stream=0)
+    with pytest.raises(TypeError):
+        caid.Channel()
+
+
+def test_what_is_no_channel(daemon, client, other):
+    with pytest.raises(caid.NotFoundError):
+        client.open_channel("no")
+    with pytest.raises(caid.TimedOutError):
+        client.open_channel("no", wait=True, timeout=0)
+    with client.create("array", 4), pytest.raises(caid.InvalidError, match="array"):
+        client.open_channel("array")
+    with made(client, other, slots=6):
+        for differs in ({"slots": 7}, {"mode": "fifo"}, {"memory": "pinned"}):
+            with pytest.raises(caid.InvalidError), daemon.connect() as c:
+                c.channel("latest", SHAPE, "<i4", **{"slots": 6, **differs})
+        with pytest.raises(caid.LimitError):
+            client.open_channel("latest", depth=3)
+    for wrong in ({"slots": 1}, {"slots": 65}, {"mode": "best"}, {"memory": "managed"}):
+        with pytest.raises(caid.InvalidError):
+            client.channel("x", SHAPE, **wrong)
+
+
+def test_fork(latest):
+    ch, r = latest
+    frame = ch.put()
+    forked(ch.put, r.get, frame.end, lambda: memoryview(frame), lambda: frame.array.tolist())
+    frame.abandon()
