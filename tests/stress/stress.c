@@ -25,8 +25,8 @@
 #define MAX_DELAY_US 4000
 
 static const struct scenario *const scenarios[] = {
-    &scenario_client, &scenario_arena, &scenario_publish, &scenario_kill,
-    &scenario_churn,  &scenario_parts, &scenario_handoff,
+    &scenario_client, &scenario_arena,   &scenario_publish, &scenario_kill,  &scenario_churn,
+    &scenario_parts,  &scenario_handoff, &scenario_channel, &scenario_joins,
 };
 
 /* ---- for who runs a scenario ---- */

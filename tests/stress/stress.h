@@ -69,7 +69,7 @@ struct scenario {
 };
 
 extern const struct scenario scenario_client, scenario_arena, scenario_publish, scenario_kill,
-    scenario_churn, scenario_parts, scenario_handoff;
+    scenario_churn, scenario_parts, scenario_handoff, scenario_channel, scenario_joins;
 
 /* ---- for who runs a scenario ---- */
 
