@@ -12,12 +12,15 @@
  *                          stream
  *   timeline, ahead        the same with CAID_TIMELINE_AHEAD
  *   bracket                caid_bracket_begin() waits in the daemon's queue for the producer's end
+ *   channel                caid_channel_get() of a channel "latest", and of a channel "fifo"
+ *   channel, ahead         the same of the "fifo" with CAID_CHANNEL_AHEAD
+ *   channel, 1 to 8        eight processes get the frame of a "fifo": until the last one's is done
  *
  * They take turns, one hand-off each, so that a machine that changes its speed changes all. The
  * consumer's kernel checks what the producer's wrote.
  *      usage: bench_handoff SOCKET [ROUNDS]
  *
- * Producer and consumer are children of this process, which never loads a CUDA library.
+ * Producer and consumers are children of this process, which never loads a CUDA library.
  */
 #include <err.h>
 #include <signal.h>
@@ -44,6 +47,11 @@
 #define GOAL_TIMELINE 0.6
 #define GOAL_AHEAD    1.2
 #define GOAL_BRACKET  1.4
+#define GOAL_CHANNEL  1.3 /* without MPS 1.05 */
+#define GOAL_FRAME    1.1 /* ahead */
+#define GOAL_MANY     1.6
+
+#define READERS 8
 
 /* VARIANT(function, text) */
 #define VARIANTS(VARIANT)                  \
@@ -52,7 +60,11 @@
     VARIANT(bare, "bare memory operation") \
     VARIANT(timeline, "timeline")          \
     VARIANT(ahead, "timeline, ahead")      \
-    VARIANT(bracket, "bracket")
+    VARIANT(bracket, "bracket")            \
+    VARIANT(latest, "channel, latest")     \
+    VARIANT(fifo, "channel, fifo")         \
+    VARIANT(frame, "channel, ahead")       \
+    VARIANT(many, "channel, 1 to 8")
 
 enum variant {
 #define VARIANT(name, text) VARIANT_##name,
@@ -65,18 +77,20 @@ enum variant {
 struct shared {
     _Alignas(
         PAGE) _Atomic uint64_t word; /* of the bare memory operation; on a page of its own */
-    _Alignas(PAGE) _Atomic uint64_t open; /* the producer has begun, */
-    _Atomic uint64_t ready;               /* the consumer is about to wait, */
-    _Atomic uint64_t over;                /* and has it all behind it */
+    _Alignas(PAGE) _Atomic uint64_t made; /* what the producer makes is there, */
+    _Atomic uint64_t open;                /* it has begun, */
+    _Atomic uint64_t ready[READERS];      /* a consumer is about to wait, */
+    _Atomic uint64_t over[READERS];       /* and has it all behind it */
+    uint64_t done_ns[READERS];
     CUipcEventHandle event;
-    uint64_t enqueued_ns; /* by the producer; the consumer reads it after the hand-off */
     size_t rounds;
     uint64_t ns[]; /* N_VARIANTS times rounds */
 };
 
-/* One of the two processes. */
+/* One of the processes. */
 struct side {
     struct shared *shared;
+    int reader; /* 0 to READERS - 1; -1: the producer */
     const char *socket;
     int sock; /* to the other one */
     struct drv *drv;
@@ -89,7 +103,38 @@ struct side {
     CUdeviceptr at;
     struct caid_timeline *timeline, *ahead;
     struct caid_bracket *bracket;
+    struct caid_channel *latest, *fifo, *many;
+    struct caid_channel *channel; /* of the frame that is open; NULL: none */
+    struct caid_frame frame;
 };
+
+static int
+n_readers(enum variant variant)
+{
+    return variant == VARIANT_many ? READERS : 1;
+}
+
+/* NULL: the hand-off is by no channel. */
+static struct caid_channel *
+channel_of(const struct side *s, enum variant variant)
+{
+    switch (variant) {
+    case VARIANT_latest: return s->latest;
+    case VARIANT_fifo:
+    case VARIANT_frame: return s->fifo;
+    case VARIANT_many: return s->many;
+    default: return NULL;
+    }
+}
+
+/* Where the elements of a hand-off are. */
+static CUdeviceptr
+place(const struct side *s)
+{
+    return s->channel
+               ? caid_array_get_info(caid_channel_array(s->channel))->ptr + s->frame.offset
+               : s->at;
+}
 
 static void
 await(_Atomic uint64_t *what, uint64_t number)
@@ -173,6 +218,17 @@ signal_bracket(struct side *s, uint64_t number UNUSED)
 }
 
 static void
+signal_latest(struct side *s, uint64_t number UNUSED)
+{
+    MUST(caid_channel_commit(TAKE_PTR(s->channel), &s->frame, &error));
+}
+
+#define signal_fifo  signal_latest
+#define signal_frame signal_latest
+#define signal_many  signal_latest
+
+/* Returns how long it took to the last of the consumers. */
+static uint64_t
 produce(struct side *s, enum variant variant, uint64_t number)
 {
     static void (*const signals[])(struct side *, uint64_t) = {
@@ -181,16 +237,27 @@ produce(struct side *s, enum variant variant, uint64_t number)
 #undef VARIANT
     };
     struct shared *shared = s->shared;
+    uint64_t enqueued_ns, done_ns = 0;
 
     if (variant == VARIANT_bracket)
         s->bracket = begin(s, true);
+    s->channel = channel_of(s, variant);
+    if (s->channel)
+        MUST(
+            caid_channel_begin(s->channel, STREAM(s->stream), CAID_FOREVER, &s->frame, &error));
     atomic_store(&shared->open, number);
-    await(&shared->ready, number);
+    for (int i = 0; i < n_readers(variant); i++)
+        await(&shared->ready[i], number);
     usleep(SETTLE_US);
-    kernel_fill(&s->kernel, s->at, (uint32_t)number, s->stream);
-    shared->enqueued_ns = clock_now_ns();
+    kernel_fill(&s->kernel, place(s), (uint32_t)number, s->stream);
+    enqueued_ns = clock_now_ns();
     signals[variant](s, number);
-    await(&shared->over, number);
+    for (int i = 0; i < n_readers(variant); i++) {
+        await(&shared->over[i], number);
+        if (shared->done_ns[i] > done_ns)
+            done_ns = shared->done_ns[i];
+    }
+    return done_ns - enqueued_ns;
 }
 
 /* ---- the consumer: what comes before its kernel is enqueued ---- */
@@ -234,14 +301,45 @@ wait_bracket(struct side *s, uint64_t number UNUSED)
     s->bracket = begin(s, false);
 }
 
+static void
+get(struct side *s, struct caid_channel *channel, uint32_t flags)
+{
+    s->channel = channel;
+    MUST(caid_channel_get(channel, STREAM(s->stream), CAID_FOREVER, flags, &s->frame, &error));
+}
+
+static void
+wait_latest(struct side *s, uint64_t number UNUSED)
+{
+    get(s, s->latest, 0);
+}
+
+static void
+wait_fifo(struct side *s, uint64_t number UNUSED)
+{
+    get(s, s->fifo, 0);
+}
+
+static void
+wait_frame(struct side *s, uint64_t number UNUSED)
+{
+    get(s, s->fifo, CAID_CHANNEL_AHEAD);
+}
+
+static void
+wait_many(struct side *s, uint64_t number UNUSED)
+{
+    get(s, s->many, 0);
+}
+
 /* These have enqueued their kernel before the producer begins. */
 static bool
 is_ahead(enum variant variant)
 {
-    return variant == VARIANT_bare || variant == VARIANT_ahead;
+    return variant == VARIANT_bare || variant == VARIANT_ahead || variant == VARIANT_frame;
 }
 
-static uint64_t
+static void
 consume(struct side *s, enum variant variant, uint64_t number)
 {
     static void (*const waits[])(struct side *, uint64_t) = {
@@ -253,23 +351,23 @@ consume(struct side *s, enum variant variant, uint64_t number)
 
     await(&shared->open, number);
     if (!is_ahead(variant))
-        atomic_store(&shared->ready, number);
+        atomic_store(&shared->ready[s->reader], number);
     waits[variant](s, number);
-    kernel_check(&s->kernel, s->at, (uint32_t)number, s->stream);
+    kernel_check(&s->kernel, place(s), (uint32_t)number, s->stream);
     if (is_ahead(variant))
-        atomic_store(&shared->ready, number);
+        atomic_store(&shared->ready[s->reader], number);
     MUST_CUDA(s->drv->cu.cuStreamSynchronize(s->stream));
-    uint64_t done_ns = clock_now_ns();
+    shared->done_ns[s->reader] = clock_now_ns();
     if (s->bracket)
         end(s);
-    uint64_t ns = done_ns - shared->enqueued_ns;
+    if (s->channel)
+        MUST(caid_channel_end(TAKE_PTR(s->channel), &s->frame, STREAM(s->stream), &error));
     if (kernel_n_wrong(&s->kernel, (uint32_t)number))
         errx(1, "hand-off %d read what the producer had not written", (int)number);
-    atomic_store(&shared->over, number);
-    return ns;
+    atomic_store(&shared->over[s->reader], number);
 }
 
-/* ---- the two ---- */
+/* ---- all of them ---- */
 
 static void
 open_driver(struct side *s)
@@ -287,6 +385,27 @@ open_driver(struct side *s)
     MUST_CUDA(s->drv->cu.cuMemHostGetDevicePointer(&s->word, &s->shared->word, 0));
 }
 
+static struct caid_channel *
+produce_channel(struct side *s, const char *name, const char *mode)
+{
+    const int64_t shape = N_WORDS;
+    OPTIONS(caid_channel_options, options, .mode = mode, .typestr = "<u4", .shape = &shape,
+            .ndim = 1);
+    struct caid_channel *channel;
+
+    MUST(caid_channel_create(s->client, &channel, name, &options, &error));
+    return channel;
+}
+
+static struct caid_channel *
+open_channel(struct side *s, const char *name)
+{
+    struct caid_channel *channel;
+
+    MUST(caid_channel_open(s->client, &channel, name, NULL, &error));
+    return channel;
+}
+
 static void
 open_producer(struct side *s)
 {
@@ -302,14 +421,22 @@ open_producer(struct side *s)
         s->drv->cu.cuEventCreate(&s->event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS));
     MUST_CUDA(s->drv->cu.cuIpcGetEventHandle(&s->shared->event, s->event));
     s->at = caid_array_get_info(s->array)->ptr;
-    send_byte(s);
+    s->latest = produce_channel(s, "latest", "latest");
+    s->fifo = produce_channel(s, "fifo", "fifo");
+    s->many = produce_channel(s, "many", "fifo");
+    atomic_store(&s->shared->made, 1);
 }
 
 static void
 open_consumer(struct side *s)
 {
     open_driver(s);
-    receive_byte(s);
+    await(&s->shared->made, 1);
+    s->many = open_channel(s, "many");
+    if (s->reader > 0)
+        return;
+    s->latest = open_channel(s, "latest");
+    s->fifo = open_channel(s, "fifo");
     MUST(caid_array_open(s->client, &s->array, "bench", NULL, &error));
     MUST(caid_timeline_open(s->client, &s->timeline, "bench", NULL, &error));
     MUST(caid_timeline_open(s->client, &s->ahead, "bench, ahead", NULL, &error));
@@ -318,50 +445,55 @@ open_consumer(struct side *s)
 }
 
 static void
-run(struct side *s, bool producer)
+run(struct side *s)
 {
     size_t rounds = s->shared->rounds;
-    uint64_t number = 0;
+    uint64_t number = 0, ns;
 
     for (size_t round = 0; round < WARM_UP + rounds; round++)
         for (int variant = 0; variant < N_VARIANTS; variant++) {
             number++;
-            if (producer)
-                produce(s, (enum variant)variant, number);
-            else if (round < WARM_UP)
+            if (s->reader >= 0 && s->reader < n_readers((enum variant)variant))
                 consume(s, (enum variant)variant, number);
-            else
-                s->shared->ns[(size_t)variant * rounds + round - WARM_UP] =
-                    consume(s, (enum variant)variant, number);
+            if (s->reader >= 0)
+                continue;
+            ns = produce(s, (enum variant)variant, number);
+            if (round >= WARM_UP)
+                s->shared->ns[(size_t)variant * rounds + round - WARM_UP] = ns;
         }
 }
 
 static void
-close_side(struct side *s, bool producer)
+close_side(struct side *s)
 {
-    MUST_CUDA(s->drv->cu.cuEventDestroy(s->event));
+    if (s->event)
+        MUST_CUDA(s->drv->cu.cuEventDestroy(s->event));
     caid_timeline_close(s->timeline);
     caid_timeline_close(s->ahead);
-    if (producer)
+    caid_channel_close(s->latest);
+    caid_channel_close(s->fifo);
+    caid_channel_close(s->many);
+    if (s->reader < 0)
         MUST(caid_unlink(s->client, "bench", NULL, &error));
     caid_array_close(s->array);
     caid_client_close(s->client);
 }
 
 static pid_t
-start(struct side *s, int sock, bool producer)
+start(struct side *s, int sock, int reader)
 {
     pid_t pid = program_fork();
 
     if (pid > 0)
         return pid;
     s->sock = sock;
-    if (producer)
+    s->reader = reader;
+    if (reader < 0)
         open_producer(s);
     else
         open_consumer(s);
-    run(s, producer);
-    close_side(s, producer);
+    run(s);
+    close_side(s);
     exit(0);
 }
 
@@ -392,6 +524,12 @@ print(struct shared *shared)
            us[VARIANT_ahead] / us[VARIANT_bare], GOAL_AHEAD);
     printf("bracket / event + socket: %.2f (goal under MPS: %.1f)\n",
            us[VARIANT_bracket] / us[VARIANT_event], GOAL_BRACKET);
+    printf(
+        "channel / bare memory operation: latest %.2f, fifo %.2f (goal under MPS: %.1f), ahead "
+        "%.2f (%.1f), 1 to 8 %.2f (%.1f)\n",
+        us[VARIANT_latest] / us[VARIANT_bare], us[VARIANT_fifo] / us[VARIANT_bare],
+        GOAL_CHANNEL, us[VARIANT_frame] / us[VARIANT_bare], GOAL_FRAME,
+        us[VARIANT_many] / us[VARIANT_bare], GOAL_MANY);
 }
 
 int
@@ -408,14 +546,17 @@ main(int argc, char **argv)
     s.shared->rounds = rounds;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, socks) < 0)
         err(1, "socketpair");
-    pid_t pids[] = {start(&s, socks[0], true), start(&s, socks[1], false)};
+    pid_t pids[1 + READERS];
+    for (int i = 0; i < 1 + READERS; i++)
+        pids[i] = start(&s, socks[i > 0], i - 1);
     for (size_t left = ARRAY_SIZE(pids); left > 0; left--) {
         pid_t pid = wait(&status);
-        if (status) {
-            kill(pids[pid == pids[0]], SIGKILL); /* it would wait for ever */
-            errx(1, "the %s failed: status %#x", pid == pids[0] ? "producer" : "consumer",
-                 status);
-        }
+        if (!status)
+            continue;
+        for (size_t i = 0; i < ARRAY_SIZE(pids); i++) /* they would wait for ever */
+            if (pids[i] != pid)
+                kill(pids[i], SIGKILL);
+        errx(1, "the %s failed: status %#x", pid == pids[0] ? "producer" : "consumer", status);
     }
     print(s.shared);
     return 0;

@@ -2,7 +2,7 @@
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, monitor, create, many,
-million, sets, handoff, arena, allocators, storage, sending, weights, mpi, daemon, restart, metrics, attack, crowd,
+million, sets, handoff, channel, arena, allocators, storage, sending, weights, mpi, daemon, restart, metrics, attack, crowd,
 machines, dask; without one, all of them.
 
 open, create, handoff, arena, allocators, storage, sending, weights, mpi, daemon and restart are for the GPU, where
@@ -107,6 +107,13 @@ def bench_handoff(folder):
             handoff(folder, "under MPS", env)
 
 
+def bench_channel(folder):
+    """Frames of the host; those of a GPU are in "handoff"."""
+    with caid.LocalDaemon(driver="soft") as daemon:
+        program(folder, "bench_channel", daemon.address)
+        script("bench_channel.py", daemon.address)
+
+
 def bench_arena(folder):
     with caid.LocalDaemon() as daemon:
         program(folder, "bench_arena", daemon.address)
@@ -188,7 +195,7 @@ def bench_metrics(_folder):
 
 
 BENCHES = {"soft": bench_soft, "open": bench_open, "monitor": bench_monitor, "create": bench_create, "many": bench_many,
-           "million": bench_million, "sets": bench_sets, "handoff": bench_handoff,
+           "million": bench_million, "sets": bench_sets, "handoff": bench_handoff, "channel": bench_channel,
            "arena": bench_arena, "allocators": bench_allocators, "storage": bench_storage,
            "sending": bench_sending, "weights": bench_weights, "mpi": bench_mpi, "daemon": bench_daemon,
            "restart": bench_restart, "metrics": bench_metrics, "attack": bench_attack, "crowd": bench_crowd,
