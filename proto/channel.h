@@ -62,11 +62,9 @@ struct channel_table {
     struct channel_entry entries[]; /* one for each slot of the array */
 };
 
-/* A frame that a reader uses: the producer leaves its slot alone until it is let go of. */
+/* A frame that a reader uses: the producer leaves its slot alone until another word is here. */
 struct channel_announcement {
     _Atomic uint64_t word; /* 0: none */
-    _Atomic uint64_t
-        release; /* it ends when slot 0 of the reader's page has this; 0: not yet known */
 };
 
 /* Behind the slots of a reader's page. */

@@ -150,13 +150,6 @@ candidate(const struct core_view *view, bool host)
     return channel_load(&view->table->landed);
 }
 
-static void
-announce(struct channel_announcement *a, uint64_t word)
-{
-    channel_store_relaxed(&a->release, 0);
-    channel_store(&a->word, word);
-}
-
 static bool
 has_ended(const struct core_view *view)
 {
@@ -178,7 +171,7 @@ core_announce(const struct core_view *view, struct channel_announcement *a, bool
     uint64_t word = candidate(view, host);
 
     for (int i = 0; i < LOOKS && is_newer(view, word, seen); i++) {
-        announce(a, word);
+        channel_store(&a->word, word);
         uint64_t again = candidate(view, host);
         if (again == word) {
             *ret = word;
@@ -194,20 +187,6 @@ void
 core_retract(struct channel_announcement *a)
 {
     channel_store_relaxed(&a->word, 0);
-}
-
-void
-core_release(struct channel_announcement *a, uint64_t value)
-{
-    channel_store_relaxed(&a->release, value);
-}
-
-bool
-core_is_free(const struct channel_announcement *a, const struct timeline_slot *own)
-{
-    uint64_t release = channel_load(&a->release);
-
-    return !channel_load(&a->word) || (release && channel_load(&own->done) >= release);
 }
 
 enum core_entry

@@ -112,10 +112,6 @@ enum core_look {
 enum core_look core_announce(const struct core_view *view, struct channel_announcement *a,
                              bool host, uint64_t seen, uint64_t *ret);
 void core_retract(struct channel_announcement *a);
-/* It ends when slot 0 of the reader's own page has this value, which the caller submits next. */
-void core_release(struct channel_announcement *a, uint64_t value);
-/* Whether it may be used again: own slot 0 has reached its end. */
-bool core_is_free(const struct channel_announcement *a, const struct timeline_slot *own);
 
 enum core_entry {
     CORE_FRAME,

@@ -258,7 +258,7 @@ limit_of(const struct caid_channel *channel, bool host, uint64_t *ret)
     uint64_t submitted = timeline_submitted(slot);
     uint64_t done = channel_load(&slot->done);
 
-    if (done >= TIMELINE_DEAD) {
+    if (done >= TIMELINE_DEAD || submitted >= TIMELINE_DEAD) { /* `submitted` comes first */
         *ret = channel_load(&slot->landed);
         return closed ? STEP_ENDED : STEP_DEAD;
     }
@@ -684,7 +684,6 @@ release_latest(struct caid_channel *channel, struct place *place, struct lane *l
 
     place->state = PLACE_ENDED;
     place->release = value;
-    core_release(&own_tail(channel)->announcements[place - channel->places], value);
     int r = signal_value(channel, lane, &after, n, PAGE_SLOT, value, error);
     signal_note(channel, lane);
     return r;

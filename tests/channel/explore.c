@@ -152,7 +152,6 @@ add_reader(int i)
     add_slot(&area.readers[i], "reader", i);
     for (uint32_t j = 0; j < scenario->depths[i]; j++) {
         add_word(&area.tails[i].announcements[j].word, "announcement %u of %d", j, i);
-        add_word(&area.tails[i].announcements[j].release, "release %u of %d", j, i);
     }
     add_word(&area.asked[i], "reader %d wants to be let in", i);
     add_word(&area.let_in[i], "reader %d is let in", i);
