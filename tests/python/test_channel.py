@@ -241,7 +241,7 @@ def test_streams_wait_for_each_other(slow, client, other, mode):
         frame.abandon()
 
 
-def test_a_reader_on_another_stream_holds_the_producer_up(client, other, memops):
+def test_a_reader_on_another_stream_holds_the_producer_up(soft, client, other, memops):
     with made(client, other, mode="fifo", slots=2) as (ch, r), other.stream() as t:
         put(ch, 1), put(ch, 2)
         with Held(t):
@@ -386,7 +386,7 @@ def test_the_next_producer_goes_on(daemon, client, other, child):
 
 
 @pytest.mark.parametrize("mode", ["latest", "fifo"])
-def test_frames_go_on_while_there_is_no_daemon(tmp_path, mode):
+def test_frames_go_on_while_there_is_no_daemon(soft, tmp_path, mode):
     with contextlib.closing(Restarts(tmp_path)) as restarts, contextlib.ExitStack() as stack:
         c, other, late = (stack.enter_context(caid.connect(restarts.address)) for _ in range(3))
         with made(c, other, mode=mode) as (ch, r):
