@@ -16,7 +16,7 @@ TABLE = "".join((PROTO / name).read_text() for name in ("answers.def", "messages
 TABLE = re.sub(r"^FIGURE\((\w+)", r"FIELD(\1, U64", TABLE, flags=re.M)
 FIELDS = re.findall(r"^(FIELD|SECRET)\((\w+), (\w+), (\w+), \w+[,)]", TABLE, re.M)
 METHODS = re.findall(r"^(REQUEST|NOTIFY)\(\w+, (\w+), (\w+)", TABLE, re.M)
-SECRETS = {"token", "ticket", "handle", "metadata"}
+SECRETS = {"token", "ticket", "handle", "metadata", "info"}
 BLANK = "(secret)"
 
 

@@ -20,6 +20,7 @@ ARGS = {
     "elapsed": [None], "fill": [1], "find": [1], "full": [1, 1], "ones": [1], "from_cuda_array_interface": [DESC],
     "from_dlpack": [numpy.zeros(1)], "from_handle": [1], "from_ipc_handle": [bytes(64)],
     "async_open": ["a"], "async_open_set": ["s/"], "async_open_timeline": ["t"],
+    "async_channel": ["c", 1], "async_open_channel": ["c"],
     "open": ["a"], "open_many": [["a"]], "open_timeline": ["t"], "reshape": [6], "set_limits": [1, 0.5],
     "swapaxes": [0, 0], "zeros": [1], "open_set": ["s/"], "publish_many": ["s/", {}],
     "show": ["a"], "signal": [None, 1], "timeline": ["u"], "unlink": ["a"], "watch": ["a"],

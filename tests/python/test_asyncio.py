@@ -21,7 +21,12 @@ FORMS = {  # what waits for others, or for a device
     caid.Array.write: caid.Bracket.__aenter__,
     caid.Array.synchronize: caid.Array.async_done,
     caid.Client.bracket: caid.Bracket.__aenter__,
+    caid.Channel.frames: caid.Channel.__aiter__,
+    caid.Channel.get: caid.Channel.async_get,
+    caid.Channel.put: caid.Channel.async_put,
+    caid.Client.channel: caid.Client.async_channel,
     caid.Client.open: caid.Client.async_open,
+    caid.Client.open_channel: caid.Client.async_open_channel,
     caid.Client.open_set: caid.Client.async_open_set,
     caid.Client.open_timeline: caid.Client.async_open_timeline,
     caid.Client.watch: caid.Watch.wait,
@@ -116,6 +121,26 @@ def test_timelines(client, other):
             signals.close()
             with pytest.raises(caid.AbandonedError):
                 await task
+
+    run_async(main())
+
+
+def test_channels(client, other):
+    async def main():
+        await refused_and_cancelled(lambda **options: client.async_open_channel("c", **options))
+        task = await begun(client.async_open_channel("c"))
+        with await other.async_channel("c", (2, 3), mode="fifo", slots=2, memory="pinned") as puts, await task as gets:
+            await refused_and_cancelled(gets.async_get)
+            task = await begun(gets.async_get())
+            for _ in range(2):
+                puts.put().end()
+            with await task as frame:
+                assert frame.sequence == 1
+                puts_next = await begun(puts.async_put(timeout=PATIENCE_S))
+            with await puts_next:
+                pass
+            with pytest.raises(caid.BusyError):
+                await client.async_channel("c", (2, 3), mode="fifo", slots=2, memory="pinned")
 
     run_async(main())
 

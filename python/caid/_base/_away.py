@@ -10,13 +10,14 @@ import threading
 import time
 from typing import Any, Callable
 
-from ._errors import TimedOutError
+from ._errors import TimedOutError, check_timeout
 
 _FIRST_S, _MOST_S = 0.0001, 0.005  # seconds between two looks, at first and at most
 
 
 async def until(look: Callable[[], Any], timeout: float | None = None) -> Any:
     """What look() returns, which raises TimedOutError as long as there is nothing: after the timeout that is raised."""
+    check_timeout(timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     pause = _FIRST_S
     while True:

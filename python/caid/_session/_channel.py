@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from .. import _caid
 from .._base import _typestr
-from .._base._errors import CancelledError, ClosedError, closed, invalid, unsupported
+from .._base._errors import CancelledError, ClosedError, TimedOutError, check_timeout, closed, invalid, unsupported
 from .._base._lifetime import Named, OfProcess
 from .._handoff import _any_stream, _pending
 from .._memory import _array
@@ -431,3 +432,28 @@ def create(client, name, geometry, slots, mode, memory, device, pool, timeout):
 def open(client, name, pool, wait, depth, device, timeout):
     """The Channel of Client.open_channel()."""
     return _made(client._channel_open(name, pool, depth, wait, device, timeout), name, pool)
+
+
+_SLICE_S = 0.5  # a call that is cancelled goes on for so long, in its thread
+
+
+async def async_create(make):
+    """The Channel of Client.async_channel(), which make() returns, in a thread; it is closed where the coroutine is
+    cancelled meanwhile."""
+    from .._base import _away
+
+    made = []
+    return await _away.once(lambda: made.append(make()) or made[0], lambda: made[0].close())
+
+
+async def async_open(make, timeout):
+    """The Channel of Client.async_open_channel(): make(timeout) waits."""
+    check_timeout(timeout)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = _SLICE_S if deadline is None else max(deadline - time.monotonic(), 0)
+        try:
+            return await async_create(lambda: make(min(left, _SLICE_S)))
+        except TimedOutError:
+            if left < _SLICE_S:
+                raise

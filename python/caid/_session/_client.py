@@ -453,6 +453,16 @@ class Client(_naming.Naming, Closing):
         uuid = self._uuid_of(device)
         return _channel.open(self, name, pool, wait, depth, uuid, timeout)
 
+    async def async_channel(self, name: str, shape: _Shape, dtype: Any = "|u1", **how: Any) -> Channel:
+        """channel(), for asyncio. Parameters and errors as for channel()."""
+        return await _channel.async_create(lambda: self.channel(name, shape, dtype, **how))
+
+    async def async_open_channel(self, name: str, *, timeout: float | None = None, **how: Any) -> Channel:
+        """open_channel(wait=True), for asyncio. Parameters and errors as for open_channel()."""
+        return await _channel.async_open(
+            lambda left: self.open_channel(name, wait=True, timeout=left, **how), timeout
+        )
+
     def timeline(self, name: str, *, pool: str | None = None) -> Timeline:
         """Creates a timeline under a name, to signal. Names of timelines and of arrays are apart.
 
