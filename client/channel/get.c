@@ -155,7 +155,7 @@ rejoin(struct getting *g, struct caid_error *error)
     bool none;
 
     if (take_rejoin(g->channel))
-        return 0;
+        return pause_for(g, error);
     int r = ask(g, true, &none, error);
     end_rejoin(g->channel);
     return r;
@@ -412,9 +412,11 @@ secure(struct getting *g, struct caid_error *error)
 {
     struct caid_channel *channel = g->channel;
     bool none = false;
-    int r = 0;
+    int r;
 
-    if (!take_rejoin(channel)) {
+    if (take_rejoin(channel)) {
+        r = pause_for(g, error);
+    } else {
         r = ask(g, false, &none, error);
         end_rejoin(channel);
     }
@@ -446,8 +448,8 @@ act(struct getting *g, enum step step, const struct fence *wanted, struct caid_e
 
     switch (step) {
     case STEP_GOT: return 1;
-    case STEP_AGAIN: return 0;
     case STEP_NOTHING: return sleep_for(g, wanted, error);
+    case STEP_AGAIN:
     case STEP_POLL: return pause_for(g, error);
     case STEP_ENDED: return rejoin(g, error);
     case STEP_DEAD: return tell_death(channel, error);

@@ -21,8 +21,9 @@ int
 signal_find_wait(const struct caid_channel *channel, const struct lane *lane)
 {
     uint32_t from = lane && lane == channel->last ? PAGE_SLOT + 1 : PAGE_SLOT;
+    uint32_t to = channel->latest ? PAGE_SLOT : channel->depth; /* "latest" has no markers */
 
-    for (uint32_t i = from; is_host(lane) && i <= channel->depth; i++)
+    for (uint32_t i = from; is_host(lane) && i <= to; i++)
         if (!page_slot_has_landed(channel->page, i))
             return (int)i;
     return -1;

@@ -16,8 +16,9 @@
 #include "client_fixture.h"
 #include "process.h"
 
-#define BYTES 64
-#define SLOTS 4
+#define BYTES     64
+#define SLOTS     4
+#define DEPTH_MAX 16 /* the largest one */
 
 static const int64_t shape[] = {BYTES};
 
@@ -75,6 +76,17 @@ static struct caid_channel *
 open_deep(struct caid_client *client, uint32_t depth)
 {
     OPTIONS(caid_channel_options, options, .depth = depth, .wait = true);
+    struct caid_channel *channel;
+
+    assert_ok(caid_channel_open(client, &channel, "c", &options, &error));
+    return channel;
+}
+
+/* Waits for no producer. */
+static struct caid_channel *
+open_now(struct caid_client *client, uint32_t depth)
+{
+    OPTIONS(caid_channel_options, options, .depth = depth);
     struct caid_channel *channel;
 
     assert_ok(caid_channel_open(client, &channel, "c", &options, &error));
@@ -169,6 +181,19 @@ CHANNEL_TEST(latest_gives_the_newest)
     check_bytes(o.get, &o.frame);
     end_frame();
     get_next(41, 19);
+}
+
+CHANNEL_TEST(latest_ends_at_the_largest_depth)
+{
+    struct caid_channel_options options = options_of("latest");
+
+    options.slots = DEPTH_MAX + 2;
+    assert_ok(caid_channel_create(o.client, &o.put, "c", &options, &error));
+    o.get = open_deep(f.client, DEPTH_MAX);
+    for (uint64_t i = 1; i < 3 * DEPTH_MAX; i++) {
+        put(1);
+        get_next(i, 0);
+    }
 }
 
 CHANNEL_TEST(fifo_gives_all)
@@ -597,6 +622,26 @@ get_one(void *arg)
     return NULL;
 }
 
+/* One of two threads asks for the next producer: the other one has its own time all the same. */
+CHANNEL_TEST(who_waits_beside_another_thread_has_its_own_time)
+{
+    struct caid_frame frame;
+    pthread_t thread;
+    int r = -1;
+
+    caid_channel_close(create(o.client, "latest"));
+    o.get = open_now(f.client, 2);
+    cr_assert_eq(pthread_create(&thread, NULL, get_one, &r), 0);
+    for (int i = 0; i < 50; i++)
+        assert_failed(caid_channel_get(o.get, 0, NSEC_PER_MSEC, 0, &frame, &error),
+                      CAID_ERR_TIMEOUT);
+    o.put = create(o.client, "latest");
+    put(1);
+    pthread_join(thread, NULL);
+    cr_assert_eq(r, 0);
+    end_frame();
+}
+
 /* Who waits is woken by what it waits for, or told. */
 CHANNEL_TEST(a_reader_waits_for_producers_to_come)
 {
@@ -605,8 +650,7 @@ CHANNEL_TEST(a_reader_waits_for_producers_to_come)
 
     o.put = create(o.client, "latest");
     caid_channel_close(o.put);
-    OPTIONS(caid_channel_options, options, .depth = 1);
-    assert_ok(caid_channel_open(f.client, &o.get, "c", &options, &error));
+    o.get = open_now(f.client, 1);
     cr_assert_eq(pthread_create(&thread, NULL, get_one, &r), 0);
     o.put = create(o.client, "latest");
     put(1);
