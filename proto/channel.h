@@ -45,7 +45,8 @@ channel_slot(uint64_t word)
 /* What a slot of the array has. */
 struct channel_entry {
     _Atomic uint64_t sequence; /* 0: none, or it is being filled */
-    _Atomic uint64_t is_void;  /* the put was given up: there is no frame of this sequence */
+    _Atomic uint64_t
+        given_up; /* the last sequence here whose put was: there is no such frame */
     _Atomic uint64_t info[CHANNEL_INFO / 8];
     uint64_t unused[6];
 };

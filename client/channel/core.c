@@ -13,7 +13,8 @@ entry_store(struct core_producer *producer, uint32_t slot, uint64_t sequence, bo
 
     for (size_t i = 0; i < CHANNEL_INFO / 8; i++)
         channel_store_relaxed(&entry->info[i], info ? info[i] : 0);
-    channel_store_relaxed(&entry->is_void, is_void);
+    if (is_void)
+        channel_store_relaxed(&entry->given_up, sequence);
     channel_store_relaxed(&entry->sequence, sequence);
     producer->sequences[slot] = is_void ? 0 : sequence;
 }
@@ -189,6 +190,12 @@ core_retract(struct channel_announcement *a)
     channel_store_relaxed(&a->word, 0);
 }
 
+bool
+core_was_given_up(const struct core_view *view, uint64_t sequence, uint32_t slot)
+{
+    return channel_load(&view->table->entries[slot].given_up) == sequence;
+}
+
 enum core_entry
 core_entry(const struct core_view *view, uint64_t sequence, uint32_t slot,
            uint64_t info[CHANNEL_INFO / 8])
@@ -197,7 +204,7 @@ core_entry(const struct core_view *view, uint64_t sequence, uint32_t slot,
 
     if (channel_load(&entry->sequence) != sequence)
         return CORE_OTHER;
-    if (channel_load(&entry->is_void))
+    if (core_was_given_up(view, sequence, slot))
         return CORE_VOID;
     for (size_t i = 0; i < CHANNEL_INFO / 8; i++)
         info[i] = channel_load(&entry->info[i]);

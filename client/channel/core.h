@@ -113,6 +113,10 @@ enum core_look core_announce(const struct core_view *view, struct channel_announ
                              bool host, uint64_t seen, uint64_t *ret);
 void core_retract(struct channel_announcement *a);
 
+/* fifo: whether the put of a submitted sequence was given up, also when its slot has another frame
+ * by now; but not if that one was given up, too. */
+bool core_was_given_up(const struct core_view *view, uint64_t sequence, uint32_t slot);
+
 enum core_entry {
     CORE_FRAME,
     CORE_VOID,

@@ -346,16 +346,14 @@ look_fifo(struct getting *g, uint64_t *ret_wanted)
 static int
 settle_doubts(struct caid_channel *channel, struct caid_error *error)
 {
-    uint8_t info[CHANNEL_INFO];
-
     while (channel->doubts_to && channel->view.slot) {
         uint64_t sequence = channel->doubts_from;
         if (timeline_submitted(channel->view.slot) < sequence)
             return 0;
         if (channel->doubts_from++ == channel->doubts_to)
             channel->doubts_from = channel->doubts_to = 0;
-        if (read_entry(channel, sequence, (uint32_t)(sequence % channel->n_slots), info) ==
-            CORE_VOID)
+        if (core_was_given_up(&channel->view, sequence,
+                              (uint32_t)(sequence % channel->n_slots)))
             return fail(error, CAID_ERR_ABANDONED,
                         "channel \"%s\": frame %" PRIu64 ", which was got ahead, was given up",
                         channel_name(channel), sequence);

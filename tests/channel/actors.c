@@ -199,7 +199,7 @@ keep_frames(struct core_producer *p)
     for (uint32_t i = 0; i < p->n_slots; i++) {
         const struct channel_entry *entry = &table_of(FIRST)->entries[i];
         uint64_t sequence = peek(&entry->sequence), info[CHANNEL_INFO / 8] = {sequence};
-        if (sequence && sequence <= landed && !peek(&entry->is_void)) {
+        if (sequence && sequence <= landed && peek(&entry->given_up) != sequence) {
             if (peek(&area.contents[i]) != sequence || peek(&entry->info[0]) != sequence)
                 broken("frame %d is kept, and not whole", (int)sequence);
             core_keep(p, i, sequence, info);
@@ -453,7 +453,7 @@ must_be_void(uint64_t sequence)
     const struct channel_entry *entry = &table_of(FIRST)->entries[sequence % scenario->n_slots];
 
     if (own->view == SECOND && sequence <= peek(&area.producers[FIRST].landed) &&
-        (peek(&entry->sequence) != sequence || !peek(&entry->is_void)))
+        (peek(&entry->sequence) != sequence || peek(&entry->given_up) != sequence))
         broken("frame %u is lost", (unsigned)sequence);
 }
 

@@ -141,7 +141,7 @@ add_producer(int i)
     add_word(&table_of(i)->closed, "%d is closed", i);
     for (uint32_t j = 0; j < scenario->n_slots; j++) {
         add_word(&table_of(i)->entries[j].sequence, "sequence in entry %u of %d", j, i);
-        add_word(&table_of(i)->entries[j].is_void, "void in entry %u of %d", j, i);
+        add_word(&table_of(i)->entries[j].given_up, "void in entry %u of %d", j, i);
         add_word(&table_of(i)->entries[j].info[0], "info in entry %u of %d", j, i);
     }
 }

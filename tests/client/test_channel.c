@@ -448,9 +448,17 @@ CHANNEL_TEST(ahead_a_frame_is_got_before_it_is_put)
     assert_ok(caid_channel_begin(o.put, o.stream, CAID_FOREVER, &frame, &error));
     assert_ok(caid_channel_abandon(o.put, &frame, &error));
     assert_ok(caid_stream_synchronize(f.client, reading, 0, &error));
+    for (int i = 0; i < 8; i++) /* another frame takes the place of what was given up */
+        put_on_stream();
+    assert_ok(caid_stream_synchronize(f.client, o.stream, 0, &error));
     for (int j = 0; j < BYTES; j++)
         cr_assert_eq(got[j], 1);
     assert_failed(try_get(0), CAID_ERR_ABANDONED);
+    for (uint64_t i = 3; i <= 10; i++) {
+        assert_ok(try_get(0));
+        cr_assert_eq(o.frame.sequence, i);
+        end_frame();
+    }
     assert_failed(try_get(0), CAID_ERR_TIMEOUT);
     assert_ok(caid_stream_destroy(f.client, reading, &error));
     assert_cuda(f.gpu.drv->cu.cuMemFreeHost(got));

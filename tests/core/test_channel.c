@@ -94,7 +94,8 @@ put(struct harness *h, const struct party *p, uint32_t slot, uint64_t sequence, 
     struct channel_entry *entry = &channel_table_of(slots)->entries[slot];
 
     atomic_store(&entry->sequence, sequence);
-    atomic_store(&entry->is_void, is_void);
+    if (is_void)
+        atomic_store(&entry->given_up, sequence);
     atomic_store(&entry->info[0], 1000 + sequence);
     atomic_store(&slots->submitted, sequence);
     if (lands)
