@@ -22,6 +22,7 @@ struct getting {
     struct pauses pauses;
     uint64_t word; /* STEP_LAST: of the frame */
     struct caid_frame frame;
+    uint64_t before; /* channel->next before it; 0: it has none */
 };
 
 enum step {
@@ -185,6 +186,7 @@ fill(struct getting *g, uint64_t sequence, uint32_t slot)
         uint64_t due = channel->next > channel->since ? channel->next : channel->since;
         g->frame.missed = sequence > due ? sequence - due : 0;
     }
+    g->before = channel->next;
     channel->next = sequence + 1;
     channel_store(&tail->got, sequence);
     if (g->frame.missed)
@@ -497,17 +499,20 @@ follow(const struct getting *g, struct fence *fence, struct caid_error *error)
     return lane_wait(g->channel->client, g->lane, fence, 1, g->deadline_ns, error);
 }
 
-/* A frame of "fifo" is got again, if no later one has been got. */
+/* The frame is got again, if no later one has been got. */
 static void
 put_back(struct getting *g)
 {
     struct caid_channel *channel = g->channel;
+    struct channel_reader *tail = own_tail(channel);
     struct place *place = &channel->places[g->i];
 
     pthread_mutex_lock(&channel->lock);
     core_retract(announcement_of(g));
-    if (!channel->latest && place->state == PLACE_OPEN && channel->next == place->sequence + 1)
-        channel->next--;
+    if (g->before && channel->next == g->frame.sequence + 1) {
+        channel->next = g->before;
+        channel_store(&tail->missed, channel_load(&tail->missed) - g->frame.missed);
+    }
     place->state = PLACE_FREE;
     place->ahead = false;
     pthread_mutex_unlock(&channel->lock);

@@ -406,6 +406,39 @@ CHANNEL_TEST(the_host_gets_what_has_landed)
     gpu_gate_free(&f.gpu, gate);
 }
 
+static void
+begin_by_host(void)
+{
+    gpu_begin(&f.gpu);
+    daemon_start_by(&f.daemon, "host");
+    f.client = daemon_connect(&f.daemon);
+    memset(&o, 0, sizeof(o));
+    o.client = daemon_connect(&f.daemon);
+}
+
+/* A get that fails has taken nothing. */
+CAID_TEST_BETWEEN(channel, a_frame_that_was_not_there_in_time_is_got_again,
+                  ONLY_IF(gpu_is_soft(), begin_by_host()), end_channels(),
+                  .init = driver_warm_up, .timeout = 120)
+{
+    uint64_t reading;
+
+    begin_streams("latest", 1);
+    _Atomic uint64_t *gate = gpu_gate_new(&f.gpu);
+    gpu_wait_at(&f.gpu, gate, (CUstream)(uintptr_t)o.stream);
+    put_on_stream();
+    put_on_stream();
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &reading, &error));
+    assert_failed(caid_channel_get(o.get, reading, 0, 0, &o.frame, &error), CAID_ERR_TIMEOUT);
+    atomic_store(gate, 1);
+    assert_ok(caid_channel_get(o.get, reading, CAID_FOREVER, 0, &o.frame, &error));
+    cr_assert_eq(o.frame.sequence, 2);
+    cr_assert_eq(o.frame.missed, 1);
+    assert_ok(caid_channel_end(o.get, &o.frame, reading, &error));
+    assert_ok(caid_stream_destroy(f.client, reading, &error));
+    gpu_gate_free(&f.gpu, gate);
+}
+
 /* The end of the older frame waits for the newer one's, which another stream has yet to come to. */
 CHANNEL_TEST(streams_end_out_of_order)
 {
