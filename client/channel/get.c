@@ -73,6 +73,18 @@ take_producer(struct caid_channel *channel, struct page *page, uint64_t counted)
         channel->next = counted;
 }
 
+/* JOIN is answered, for which they were announced. */
+static void
+forget_asked(struct caid_channel *channel)
+{
+    for (uint32_t i = 0; i < channel->depth; i++) {
+        struct place *place = &channel->places[i];
+        if (place->asked && place->state == PLACE_FREE)
+            core_retract(&own_tail(channel)->announcements[i]);
+        place->asked = 0;
+    }
+}
+
 void
 get_begin(struct caid_channel *channel)
 {
@@ -82,6 +94,7 @@ get_begin(struct caid_channel *channel)
     uint64_t counted = channel->counted;
     channel->joined = NULL;
     channel->is_answered = false;
+    forget_asked(channel);
     pthread_mutex_unlock(&channel->client->lock);
     take_producer(channel, page, counted);
     pthread_mutex_unlock(&channel->lock);
@@ -405,26 +418,45 @@ tell_death(struct caid_channel *channel, struct caid_error *error)
     return fail_dead(channel, error);
 }
 
-/* The last frame of a producer that has closed is safe if there was none when the daemon looked:
- * the next one looks at the announcement. 1: it is. */
+/* Whether JOIN's answer, which is still to come or to be made, is younger than the announcement. */
+static bool
+is_asked(const struct getting *g)
+{
+    struct caid_channel *channel = g->channel;
+    struct place *place = &channel->places[g->i];
+
+    pthread_mutex_lock(&channel->lock);
+    pthread_mutex_lock(&channel->client->lock);
+    if (channel->join.state == CALL_IDLE && !channel->is_answered)
+        place->asked = g->word;
+    bool asked = place->asked == g->word;
+    pthread_mutex_unlock(&channel->client->lock);
+    pthread_mutex_unlock(&channel->lock);
+    return asked;
+}
+
+/* The last frame of a producer that has closed is safe if there was none when the daemon looked,
+ * and it was announced before: the next one looks at the announcement. A call that ends before the
+ * answer leaves it to the next call. 1: it is. */
 static int
 secure(struct getting *g, struct caid_error *error)
 {
     struct caid_channel *channel = g->channel;
-    bool none = false;
+    bool none = false, asked = false;
     int r;
 
     if (take_rejoin(channel)) {
         r = pause_for(g, error);
     } else {
+        asked = is_asked(g);
         r = ask(g, false, &none, error);
         end_rejoin(channel);
     }
     pthread_mutex_lock(&channel->lock);
-    bool safe = r == 0 && none && channel_sequence(g->word) >= channel->next;
+    bool safe = r == 0 && none && asked && channel_sequence(g->word) >= channel->next;
     if (safe)
         fill(g, channel_sequence(g->word), channel_slot(g->word));
-    else
+    else if (r == 0)
         core_retract(announcement_of(g));
     pthread_mutex_unlock(&channel->lock);
     return r < 0 ? r : safe;
@@ -508,7 +540,8 @@ put_back(struct getting *g)
     struct place *place = &channel->places[g->i];
 
     pthread_mutex_lock(&channel->lock);
-    core_retract(announcement_of(g));
+    if (!place->asked)
+        core_retract(announcement_of(g));
     if (g->before && channel->next == g->frame.sequence + 1) {
         channel->next = g->before;
         channel_store(&tail->missed, channel_load(&tail->missed) - g->frame.missed);

@@ -83,6 +83,8 @@ struct place {
     uint64_t sequence;
     /* "latest": it is let go of when slot 0 has this. */
     uint64_t release;
+    /* "latest": the word that stands announced since before JOIN was made; 0: none. */
+    uint64_t asked;
     bool ahead;        /* got before it was there, and not known to be a frame */
     struct lane *lane; /* it was got on; NULL: the host */
     struct fence data; /* its contents; page NULL: they were there */

@@ -6,10 +6,11 @@ import contextlib
 import gc
 import os
 import pickle
+import signal
 
 import numpy
 import pytest
-from conftest import PATIENCE_S, Held, forked, in_a_thread, refuses, run_async
+from conftest import PATIENCE_S, Held, at_last, forked, in_a_thread, refuses, run_async
 from restarts import Restarts
 
 import caid
@@ -383,6 +384,33 @@ def test_the_next_producer_goes_on(daemon, client, other, child):
         with other.channel("frames", SHAPE, "<i4", **how) as ch:
             n = put(ch, 3)
             assert n > 2 and got(r)[::2] == (n, 3)
+
+
+@pytest.mark.parametrize("next_one", [False, True])
+def test_the_last_frame_of_a_producer_is_asked_for_again(daemon, client, other, next_one):
+    how = {"memory": "pinned", "slots": 4}
+    with made(client, other, **how) as (ch, r):
+        put(ch, 1)
+        ch.close()
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(caid.TimedOutError):
+                r.get(timeout=0)
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        other.ping()  # the daemon has answered what came before it
+        if not next_one:
+            assert at_last(lambda: got(r, timeout=0))[2] == 1
+            return
+        with daemon.connect() as c, c.channel("latest", SHAPE, "<i4", **how) as after:
+            for i in range(2, 9):
+                put(after, i)
+            with r.get(timeout=PATIENCE_S) as frame:
+                first = value_of(frame)
+                for i in range(9, 16):
+                    put(after, i)
+                assert value_of(frame) == first == frame.sequence
+            assert got(r)[::2] == (15, 15)
 
 
 @pytest.mark.parametrize("mode", ["latest", "fifo"])
