@@ -23,7 +23,7 @@ struct channel_object {
     struct handle_object handle;
     struct caid_channel *channel; /* NULL: it has ended */
     struct lease_object *lease;   /* of its array; has a share of it until the end */
-    bool produces;
+    bool produces, is_fifo;
     bool has_warned;
     char format[4]; /* of elements in buffers; "": there is no word for them */
     int ndim;       /* of a frame, as are these */
@@ -44,7 +44,8 @@ struct frame_object {
     enum frame_state state;
     bool is_flat;      /* the buffer that is being made is one of bytes */
     uint64_t number;   /* of its stream; 0: the host */
-    PyObject *stream;  /* that stream, or None; a Stream is held while the frame is open */
+    PyObject *stream;  /* that it began on, or None; a Stream is held while the frame is open */
+    PyObject *last;    /* that it ends on, as `stream`, where it is another one; or NULL */
     PyObject *info;    /* what a producer fills, a bytearray; NULL: nothing yet */
     PyObject *pending; /* as that of a Lease; or NULL */
     Py_ssize_t n_exports;
@@ -97,7 +98,7 @@ number_of(struct channel_object *self, PyObject *stream, uint64_t *ret)
     *ret = 0;
     if (stream == Py_None)
         return 0;
-    number = PyObject_CallMethod((PyObject *)self, "_number_of", "O", stream);
+    number = PyObject_CallMethod((PyObject *)self, "_number_of", "(O)", stream);
     if (!number)
         return -1;
     *ret = PyLong_AsUnsignedLongLong(number);
@@ -108,8 +109,9 @@ number_of(struct channel_object *self, PyObject *stream, uint64_t *ret)
 static struct handle_object *
 handle_of(const struct channel_object *self, PyObject *stream)
 {
-    return Py_IS_TYPE(stream, self->handle.client->state->stream_type) ? py_handle(stream)
-                                                                       : NULL;
+    return stream && Py_IS_TYPE(stream, self->handle.client->state->stream_type)
+               ? py_handle(stream)
+               : NULL;
 }
 
 /* ---- the end of a frame ---- */
@@ -128,15 +130,39 @@ check_open(const struct frame_object *self)
     return -1;
 }
 
+static void
+stream_release(const struct frame_object *self, PyObject *stream)
+{
+    struct handle_object *held = handle_of(self->channel, stream);
+
+    if (held)
+        py_handle_release(held);
+}
+
 /* Gives back what a frame holds that is over. */
 static void
 frame_settle(struct frame_object *self)
 {
-    struct handle_object *stream = handle_of(self->channel, self->stream);
-
-    if (stream)
-        py_handle_release(stream);
+    stream_release(self, self->stream);
+    stream_release(self, self->last);
     py_handle_release(&self->channel->handle);
+}
+
+/* It ends on this stream, once nothing is left of it. */
+static int
+take_last(struct frame_object *self, PyObject *stream, uint64_t number)
+{
+    struct handle_object *held = handle_of(self->channel, stream);
+    PyObject *before = self->last;
+
+    if (held && py_handle_hold(held) < 0)
+        return -1;
+    Py_INCREF(stream);
+    self->last = stream;
+    self->number = number;
+    stream_release(self, before);
+    Py_XDECREF(before);
+    return 0;
 }
 
 static void
@@ -168,8 +194,9 @@ call_end(struct frame_object *self, bool is_whole, struct caid_error *error)
     return r;
 }
 
+/* *ret_interrupted: it has not ended, since a signal handler has raised. */
 static int
-frame_finish(struct frame_object *self, bool is_whole)
+frame_try(struct frame_object *self, bool is_whole, bool *ret_interrupted)
 {
     struct client_object *client = self->channel->handle.client;
     struct caid_error error = {0};
@@ -178,8 +205,34 @@ frame_finish(struct frame_object *self, bool is_whole)
     self->state = FRAME_ENDED;
     if (py_client_enter(client))
         r = py_client_leave_with(client, call_end(self, is_whole, &error), &error);
-    frame_settle(self);
+    *ret_interrupted = r < 0 && error.code == CAID_ERR_INTERRUPTED;
     return r;
+}
+
+/* One that is interrupted stays open. */
+static int
+frame_finish(struct frame_object *self, bool is_whole)
+{
+    bool interrupted;
+    int r = frame_try(self, is_whole, &interrupted);
+
+    if (interrupted)
+        self->state = FRAME_OPEN;
+    else
+        frame_settle(self);
+    return r;
+}
+
+/* What follows on the stream of this number comes after copies of the frame by caid. */
+static int
+frame_order(struct frame_object *self, uint64_t number)
+{
+    _cleanup_py_ PyObject *done = NULL;
+
+    if (!self->pending)
+        return 0;
+    done = PyObject_CallMethod((PyObject *)self, "_order", "K", (unsigned long long)number);
+    return done ? 0 : -1;
 }
 
 /* Ends a frame that is not whole, whatever comes of it. An exception that is set stays. */
@@ -187,10 +240,17 @@ static void
 frame_give_up(struct frame_object *self)
 {
     PyObject *type, *value, *traceback;
+    bool unused;
 
     PyErr_Fetch(&type, &value, &traceback);
-    if (frame_finish(self, false) < 0)
+    if (self->state == FRAME_OPEN && py_client_is_live(self->channel->handle.client) &&
+        frame_order(self, self->number) < 0)
         PyErr_Clear();
+    if (self->state != FRAME_ENDED) { /* by another thread */
+        if (frame_try(self, false, &unused) < 0)
+            PyErr_Clear();
+        frame_settle(self);
+    }
     PyErr_Restore(type, value, traceback);
 }
 
@@ -222,19 +282,10 @@ frame_end(struct frame_object *self, PyObject *stream)
     uint64_t number = self->number;
 
     if (check_open(self) < 0 ||
-        (stream != Py_None && number_of(self->channel, stream, &number) < 0))
+        (stream != Py_None && number_of(self->channel, stream, &number) < 0) ||
+        frame_order(self, number) < 0 || check_open(self) < 0 ||
+        (stream != Py_None && take_last(self, stream, number) < 0))
         return -1;
-    if (self->pending) {
-        _cleanup_py_ PyObject *done =
-            PyObject_CallMethod((PyObject *)self, "_order", "K", (unsigned long long)number);
-        if (check_open(self) < 0)
-            return -1;
-        if (!done) {
-            frame_give_up(self);
-            return -1;
-        }
-    }
-    self->number = number;
     if (self->channel->produces)
         return frame_put(self);
     if (self->n_exports == 0)
@@ -519,6 +570,7 @@ channel_make(struct client_object *client, bool produces, const char *name,
         py_error_raise(client->state, r, &error);
     else {
         channel(made)->produces = produces;
+        channel(made)->is_fifo = caid_channel_is_fifo(channel(made)->channel);
         py_handle_begin(py_handle(made));
         r = channel_lease(channel(made), c, options->device_uuid);
     }
@@ -616,14 +668,6 @@ channel_set_format(PyObject *op, PyObject *text)
     Py_RETURN_NONE;
 }
 
-static PyObject *
-channel_get_is_fifo(PyObject *op, void *Py_UNUSED(closure))
-{
-    const struct caid_channel *c = channel(op)->channel;
-
-    return PyBool_FromLong(c && caid_channel_is_fifo(c));
-}
-
 static PyMethodDef channel_methods[] = {
     {"_put", PY_FASTCALL(channel_put), METH_FASTCALL, PyDoc_STR("Begins to put a Frame.")},
     {"_get", PY_FASTCALL(channel_get), METH_FASTCALL, PyDoc_STR("Waits for a Frame.")},
@@ -634,15 +678,10 @@ static PyMethodDef channel_methods[] = {
     {0},
 };
 
-static PyGetSetDef channel_getset[] = {
-    PY_HANDLE_CLOSED,
-    {"_is_fifo", channel_get_is_fifo, NULL, NULL, NULL},
-    {0},
-};
-
 static PyMemberDef channel_members[] = {
     {"produces", T_BOOL, offsetof(struct channel_object, produces), READONLY,
      PyDoc_STR("bool: whether it puts frames, and does not get them.")},
+    {"_is_fifo", T_BOOL, offsetof(struct channel_object, is_fifo), READONLY, NULL},
     {"_lease", T_OBJECT, offsetof(struct channel_object, lease), READONLY, NULL},
     {0},
 };
@@ -651,7 +690,7 @@ PY_SPEC(channel, "caid._caid.Channel", PY_HANDLE_FLAGS,
         "The place of a producer or of a reader in a channel.", {Py_tp_new, py_tp_new},
         {Py_tp_traverse, channel_traverse}, {Py_tp_clear, channel_clear},
         {Py_tp_dealloc, py_tp_dealloc}, {Py_tp_methods, channel_methods},
-        {Py_tp_getset, channel_getset}, {Py_tp_members, channel_members});
+        {Py_tp_getset, py_handle_getset}, {Py_tp_members, channel_members});
 
 /* ---- the frame's type ---- */
 
@@ -668,6 +707,8 @@ frame_abandon(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     if (!frame(op)->channel->produces)
         return frame_do_end(op, Py_None);
+    if (frame_order(frame(op), frame(op)->number) < 0 || check_open(frame(op)) < 0)
+        return NULL;
     return py_none(frame_finish(frame(op), false));
 }
 
@@ -718,8 +759,10 @@ static int
 frame_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));
-    Py_VISIT(frame(op)->channel);
+    if (frame(op)->n_exports == 0) /* else it is not collected before what ends them */
+        Py_VISIT(frame(op)->channel);
     Py_VISIT(frame(op)->stream);
+    Py_VISIT(frame(op)->last);
     Py_VISIT(frame(op)->pending);
     return 0;
 }
@@ -731,8 +774,10 @@ frame_clear(PyObject *op)
 
     if (self->state != FRAME_ENDED)
         frame_give_up(self);
-    Py_CLEAR(self->channel);
+    if (self->n_exports == 0)
+        Py_CLEAR(self->channel);
     Py_CLEAR(self->stream);
+    Py_CLEAR(self->last);
     Py_CLEAR(self->pending);
     Py_CLEAR(self->info);
     return 0;

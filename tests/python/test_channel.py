@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import signal
+from typing import Callable, NamedTuple
 
 import numpy
 import pytest
@@ -120,7 +121,7 @@ def test_iteration_ends_each_frame(fifo):
     with pytest.raises(caid.TimedOutError):
         next(r.frames(timeout=0))
     r.close()
-    assert list(r) == []
+    assert list(r) == [] and r.mode == "fifo"
 
 
 # --- where frames go --------------------------------------------------------------------------
@@ -262,7 +263,92 @@ def test_a_reader_on_another_stream_holds_the_producer_up(soft, client, other, m
         assert ended == [None] and (out == 2).all()
 
 
+@pytest.mark.parametrize("end", ["exception", "abandon"])
+def test_a_put_that_is_given_up_comes_after_its_copies(soft, client, other, end):
+    data = caid.pinned_array(SHAPE, "<i4", client=client)
+    data[:] = 70
+    with made(client, other, slots=4) as (ch, r), client.stream() as aside:
+        put(ch, 1)
+        with Held(aside) as held:
+
+            def give_up():
+                with contextlib.suppress(KeyError), ch.put() as frame:
+                    frame.array.copy_from_host(data, stream=aside)
+                    if end == "abandon":
+                        frame.abandon()
+                    raise KeyError
+                put(ch, 2)
+
+            thread, ended = in_a_thread(give_up)
+            assert not ended
+            held.gate.set()
+            thread.join(PATIENCE_S)
+        assert ended == [None] and got(r)[2] == 2
+
+
+def test_a_frame_ends_on_a_stream_that_was_closed(soft, client, other):
+    with made(client, other, mode="fifo") as (ch, r):
+        put(ch, 1), put(ch, 2)
+        with other.stream() as s, other.stream() as t, pytest.warns(ResourceWarning):
+            frame = r.get(s)
+            left = memoryview(frame)
+            frame.end(t)
+        assert s.closed and t.closed
+        del left
+        assert got(r)[2] == 2
+
+
+def test_streams_that_have_to_do_with_the_frame(soft, client, other):
+    class Stream(NamedTuple):  # which the collector does not clear
+        stream: caid.Stream
+        kept: dict
+        end: Callable[[], None] = lambda: None
+
+        def __cuda_stream__(self):
+            self.end()
+            return self.stream.__cuda_stream__()
+
+    with made(client, other, mode="fifo", depth=2) as (ch, r), other.stream() as s:
+        put(ch, 1)
+        frame = r.get(Stream(s, {}))
+        with pytest.raises(caid.ClosedError):
+            frame.end(Stream(s, {}, frame.end))
+        for ends in True, False:
+            put(ch, 2)
+            frame = r.get(Stream(s, {}))
+            frame.stream.kept["view"] = memoryview(frame)
+            with pytest.warns(ResourceWarning):
+                if ends:
+                    frame.end()
+                del frame
+                gc.collect()
+            gc.collect()  # a warning has its frame
+
+
 # --- asyncio ----------------------------------------------------------------------------------
+
+
+def test_frames_that_are_there_leave_other_tasks_a_turn(latest):
+    ch, r = latest
+    turns = []
+
+    async def others():
+        while True:
+            turns.append(None)
+            await asyncio.sleep(0)
+
+    async def main():
+        task = asyncio.ensure_future(others())
+        for i in range(1, 5):
+            with await ch.async_put():
+                pass
+            assert len(turns) >= 2 * i - 1
+            with await r.async_get():
+                pass
+            assert len(turns) >= 2 * i
+        task.cancel()
+
+    run_async(main())
 
 
 def test_asyncio(fifo):

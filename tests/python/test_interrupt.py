@@ -68,6 +68,34 @@ CALLS = {
 }
 
 
+def test_an_end_of_a_readers_frame(soft, client, other, memops):
+    with client.channel("frames", 4, mode="fifo", slots=2) as ch, other.open_channel("frames") as r, other.stream() as t:
+        for _ in range(2):
+            ch.put().end()
+        with Held(t):
+            r.get().end(t)
+            frame = r.get()
+            with interrupted():  # it waits for the end of the one before
+                frame.end()
+            assert frame.is_open
+        frame.end()
+        ch.put(timeout=PATIENCE_S).end()
+        r.get(timeout=PATIENCE_S).end()
+
+
+def test_an_end_of_a_producers_frame(soft, client):
+    data = caid.pinned_array(4, "|u1", client=client)
+    with client.channel("frames", 4) as ch, client.stream() as s:
+        frame = ch.put()
+        with Held(s):
+            frame.array.copy_from_host(data, stream=s)
+            for end in frame.abandon, frame.end:
+                with interrupted():  # it waits for the copy
+                    end()
+            assert frame.is_open
+        frame.end()
+
+
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_call_that_is_not_answered(daemon, client, other, stopped, kind):
     with client.create("kept", 4, "|u1"):

@@ -16,8 +16,10 @@ _FIRST_S, _MOST_S = 0.0001, 0.005  # seconds between two looks, at first and at 
 
 
 async def until(look: Callable[[], Any], timeout: float | None = None) -> Any:
-    """What look() returns, which raises TimedOutError as long as there is nothing: after the timeout that is raised."""
+    """What look() returns, which raises TimedOutError as long as there is nothing: after the timeout that is raised.
+    Other tasks have a turn before it, since there may always be something."""
     check_timeout(timeout)
+    await asyncio.sleep(0)
     deadline = None if timeout is None else time.monotonic() + timeout
     pause = _FIRST_S
     while True:

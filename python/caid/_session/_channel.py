@@ -125,6 +125,8 @@ class Frame(OfProcess, _caid.Frame):
 
         Raises
         ------
+        KeyboardInterrupt
+            It waited for work on other streams: the frame is open yet. Also another exception of a signal handler.
         AbandonedError
             The producer died before the frame was whole. Where that was not so by now, the stream's
             ``synchronize()`` or ``check()`` raises it.
@@ -222,9 +224,9 @@ class Frames:
         return f"<frames of {self._channel!r}>"
 
     def _leave(self):
-        frame, self._frame = self._frame, None
-        if frame is not None and frame.is_open:
-            frame._end(None)
+        if self._frame is not None and self._frame.is_open:
+            self._frame._end(None)  # one that is interrupted is ended by the next call
+        self._frame = None
 
     def __del__(self):
         self._leave()
@@ -388,14 +390,14 @@ class Channel(Named, _caid.Channel):
         return Frames(self, None, None, False)
 
     async def async_put(self, stream: Any = None, timeout: float | None = None) -> Frame:
-        """put(), for asyncio: readers are looked at 200 times a second."""
+        """put(), for asyncio: readers are looked at 200 times a second. Other tasks have a turn in any case."""
         from .._base import _away
 
         return await _away.until(lambda: self._put(stream, 0), timeout)
 
     async def async_get(self, stream: Any = None, timeout: float | None = None, ahead: bool = False) -> Frame:
         """get(), for asyncio: frames are looked for 200 times a second at least, and a call that is cancelled takes
-        none."""
+        none. Other tasks have a turn in any case."""
         from .._base import _away
 
         return await _away.until(lambda: self._get(stream, 0, ahead), timeout)
