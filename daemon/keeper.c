@@ -62,7 +62,9 @@ keeper_deinit(struct keeper *k)
     *k = KEEPER_CLOSED;
 }
 
-/* A page that is sealed already cannot be mapped: its fd is kept all the same. */
+/* A page that is sealed already cannot be mapped: its fd is kept all the same. Nobody waits for the
+ * keeper before it seals a page, so a keeper that is held up may come too late. Then a later daemon
+ * cannot have the page killed, and who waits for its dead owner is not let go (I7 is broken). */
 static void
 map_page(struct keeper *k, uint32_t number, int fd_consume)
 {

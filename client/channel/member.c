@@ -375,15 +375,6 @@ member_take(struct caid_channel *channel, struct caid_error *error)
 
 /* ---- LEAVE ---- */
 
-static bool
-has_landed(const struct page *page)
-{
-    for (uint32_t i = 0; i < TIMELINE_SLOTS; i++)
-        if (!page_slot_has_landed(page, i))
-            return false;
-    return true;
-}
-
 /* A reader's page stays for the next one, unless it is dead. Under the client's lock. */
 static void
 member_end(struct caid_client *client, struct member *member)
@@ -409,7 +400,7 @@ tidy_members(struct caid_client *client)
 
     channels->due = UINT64_MAX;
     LIST_FOREACH(member, &channels->members, entry) {
-        if (member->state == MEMBER_LEAVING && !has_landed(member->page))
+        if (member->state == MEMBER_LEAVING && !page_has_landed(member->page))
             channels->due = clock_now_ns() + RETRY_NS;
         else if (member->state == MEMBER_LEAVING)
             member->state = member->id ? MEMBER_TO_TELL : MEMBER_GONE;

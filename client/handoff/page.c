@@ -72,15 +72,6 @@ slot_kill(struct timeline_slot *slot)
 }
 
 static bool
-has_landed(const struct page *page)
-{
-    for (uint32_t i = 0; i < TIMELINE_SLOTS; i++)
-        if (!page_slot_has_landed(page, i))
-            return false;
-    return true;
-}
-
-static bool
 is_dead(const struct page *page)
 {
     for (uint32_t i = 0; i < TIMELINE_SLOTS; i++)
@@ -322,7 +313,7 @@ destroy_events(struct caid_client *client, struct page *page)
 static void
 let_go(struct caid_client *client, struct page *page)
 {
-    if (!page->own || has_landed(page)) {
+    if (!page->own || page_has_landed(page)) {
         for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
             slot_kill(&page->slots[i]);
         destroy_events(client, page);
@@ -336,7 +327,8 @@ static bool
 can_go(const struct page *page)
 {
     return atomic_load_explicit(&page->refs, memory_order_acquire) == 1 && /* the table's */
-           (page->own ? page->unwanted && has_landed(page) : page->unwanted || is_dead(page));
+           (page->own ? page->unwanted && page_has_landed(page)
+                      : page->unwanted || is_dead(page));
 }
 
 static void
@@ -576,7 +568,7 @@ may_change(struct caid_client *client)
 
     atomic_exchange(&client->pages->ticking, false);
     LIST_FOREACH(page, &client->pages->all, of_table)
-        if (!page->own || !has_landed(page))
+        if (!page->own || !page_has_landed(page))
             return true;
     return false;
 }
@@ -626,7 +618,7 @@ is_busy(const struct page_table *table)
     const struct page *page;
 
     LIST_FOREACH(page, &table->all, of_table)
-        if (page->own && !has_landed(page))
+        if (page->own && !page_has_landed(page))
             return true;
     return false;
 }

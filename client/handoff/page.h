@@ -167,6 +167,16 @@ page_slot_has_landed(const struct page *page, uint32_t slot)
            atomic_load_explicit(&s->done, memory_order_acquire) >= timeline_submitted(s);
 }
 
+/* The same of all its slots. */
+static inline bool
+page_has_landed(const struct page *page)
+{
+    for (uint32_t i = 0; i < TIMELINE_SLOTS; i++)
+        if (!page_slot_has_landed(page, i))
+            return false;
+    return true;
+}
+
 /* Stores a value of an own slot, `done` or `submitted`, unless the slot has been killed
  * meanwhile. What the thread loads in the sequentially consistent order comes after it. */
 static inline void

@@ -108,7 +108,9 @@ int caid_channel_abandon(struct caid_channel *channel, const struct caid_frame *
 enum caid_channel_flags {
     /* "fifo", where streams wait by "memops" (handoff.h): gets the next frame also before it has
      * been put; the stream waits for it, with what CAID_TIMELINE_AHEAD says of that. The frame's
-     * info is 0 then. Of one that is given up or lost the end tells, or the next get. */
+     * info is 0 then. Of one that is given up or lost the end tells, or the next get. The next
+     * producer may use again the sequences of those that were ended before their producer died:
+     * this reader does not get such a frame. */
     CAID_CHANNEL_AHEAD = 1,
 };
 
