@@ -187,7 +187,7 @@ core_announce(const struct core_view *view, struct channel_announcement *a, bool
 void
 core_retract(struct channel_announcement *a)
 {
-    channel_store_relaxed(&a->word, 0);
+    channel_store_release(&a->word, 0);
 }
 
 bool

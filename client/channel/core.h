@@ -3,10 +3,11 @@
  * The protocol of channels, without what surrounds it: no client, no driver, no waiting. All that
  * it knows of other processes are words that they write (proto/channel.h). Loads, and the three
  * stores whose order counts (an announcement, the newest, the landed), are sequentially consistent.
- * All other stores are relaxed: they are seen with the next one of those, or with the value of slot
- * 0, which the caller stores by release. No fences. A test compiles it with loads and stores of its
- * own, and goes through all orders that processors with store buffers, streams and deaths can bring
- * about (tests/channel).
+ * A retraction is a release, since it comes after what was read. All other stores are relaxed: they
+ * are seen with the next one of those, or with the value of slot 0, which the caller stores by
+ * release. No fences. One test compiles it with loads and stores of its own, and goes through all
+ * orders that processors with store buffers, streams and deaths can bring about; another one holds
+ * it against ThreadSanitizer (tests/channel).
  *
  * latest. What a reader has secured, no producer fills. A reader announces a word, and then looks
  * whether that is still the newest (or, for the host, the landed) one of a living producer. If it
@@ -38,6 +39,8 @@
 #else
 #    define channel_load(p)         atomic_load(p)
 #    define channel_store(p, value) atomic_store((p), (value))
+#    define channel_store_release(p, value) \
+        atomic_store_explicit((p), (value), memory_order_release)
 #    define channel_store_relaxed(p, value) \
         atomic_store_explicit((p), (value), memory_order_relaxed)
 #endif

@@ -102,7 +102,6 @@ _Noreturn void broken(const char *format, ...) __attribute__((format(printf, 1, 
 
 /* What a script does beside core.c. */
 uint64_t explore_sync(const void *p); /* a load after all own stores: of what a message tells */
-void explore_store_release(void *p, uint64_t value);
 uint64_t peek(const void *p); /* what is there now: for a check, or of what no longer changes */
 void poke(void *p, uint64_t value);
 
