@@ -165,6 +165,14 @@ is_newer(const struct core_view *view, uint64_t word, uint64_t seen)
     return channel_sequence(word) > seen && channel_slot(word) < view->n_slots;
 }
 
+uint64_t
+core_newer(const struct core_view *view, bool host, uint64_t seen)
+{
+    uint64_t word = candidate(view, host);
+
+    return is_newer(view, word, seen) ? word : 0;
+}
+
 enum core_look
 core_announce(const struct core_view *view, struct channel_announcement *a, bool host,
               uint64_t seen, uint64_t *ret)

@@ -103,6 +103,9 @@ struct core_view {
     uint32_t n_slots;
 };
 
+/* latest: the word of what is newer than `seen`; on the host, and has landed. 0: nothing is. */
+uint64_t core_newer(const struct core_view *view, bool host, uint64_t seen);
+
 enum core_look {
     CORE_NONE,    /* nothing newer */
     CORE_SECURED, /* announced, and safe until it is let go of */

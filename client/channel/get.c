@@ -242,26 +242,40 @@ take_latest(struct getting *g, uint64_t word, bool ended)
     return ended ? STEP_LAST : STEP_GOT;
 }
 
+/* Whether there is a newer one, which is to be announced: STEP_GOT. */
+static enum step
+peek_latest(const struct caid_channel *channel, bool host, uint64_t *ret_wanted)
+{
+    const struct core_view *view = &channel->view;
+    bool closed = has_closed(channel), dead = timeline_is_dead(view->slot);
+    uint64_t submitted = timeline_submitted(view->slot);
+    uint64_t word = core_newer(view, host, channel->next - 1);
+
+    *ret_wanted = submitted + 1;
+    if (dead && !closed)
+        return STEP_DEAD;
+    if (word)
+        return channel_sequence(word) <= submitted ? STEP_GOT : STEP_NOTHING;
+    if (channel_sequence(channel_load(&view->table->newest)) >= channel->next)
+        return STEP_POLL;
+    return closed ? STEP_ENDED : STEP_NOTHING;
+}
+
 static enum step
 look_latest(struct getting *g, uint64_t *ret_wanted)
 {
     struct caid_channel *channel = g->channel;
-    const struct core_view *view = &channel->view;
-    bool closed = has_closed(channel), dead = timeline_is_dead(view->slot);
+    enum step step = peek_latest(channel, !g->lane, ret_wanted);
     uint64_t word;
 
-    *ret_wanted = timeline_submitted(view->slot) + 1;
-    if (dead && !closed)
-        return STEP_DEAD;
-    switch (core_announce(view, announcement_of(g), !g->lane, channel->next - 1, &word)) {
+    if (step != STEP_GOT)
+        return step;
+    switch (
+        core_announce(&channel->view, announcement_of(g), !g->lane, channel->next - 1, &word)) {
     case CORE_SECURED: return take_latest(g, word, false);
     case CORE_ENDED: return take_latest(g, word, true);
-    case CORE_MOVED: return STEP_AGAIN;
-    case CORE_NONE: break;
+    default: return STEP_AGAIN;
     }
-    if (channel_sequence(channel_load(&view->table->newest)) >= channel->next)
-        return STEP_POLL;
-    return closed ? STEP_ENDED : STEP_NOTHING;
 }
 
 /* All frames up to *ret are there for a stream, or for the host. */
@@ -328,6 +342,16 @@ take_fifo(struct getting *g)
     fill(g, g->channel->next, (uint32_t)(g->channel->next % g->channel->n_slots));
     /* open from now on: it holds back what comes after it */
     g->channel->places[g->i].state = PLACE_OPEN;
+}
+
+/* Whether there is what was submitted, frames or not: STEP_GOT. */
+static enum step
+peek_fifo(const struct caid_channel *channel, bool host)
+{
+    uint64_t limit;
+    enum step none = limit_of(channel, host, &limit);
+
+    return channel->next <= limit ? STEP_GOT : none;
 }
 
 static enum step
@@ -597,6 +621,46 @@ find_place(struct caid_channel *channel, uint64_t *ret_release)
     return NULL;
 }
 
+/* Of a producer that goes on, or whose frames are left. Its client's lock is taken. */
+static enum due
+due_of(struct caid_channel *channel, bool host)
+{
+    uint64_t unused;
+    enum step step = STEP_ENDED;
+
+    if (channel->doubts_to && channel->view.slot &&
+        timeline_submitted(channel->view.slot) >= channel->doubts_from)
+        return DUE_NOW;
+    if (channel->view.slot)
+        step = channel->latest ? peek_latest(channel, host, &unused) : peek_fifo(channel, host);
+    if (step == STEP_DEAD && channel->told)
+        step = STEP_ENDED;
+    if (step == STEP_NOTHING)
+        return DUE_SUBMIT;
+    if (step == STEP_POLL)
+        return DUE_LAND;
+    /* the last frame of a "latest" that has closed is secured by JOIN, too */
+    if (step != STEP_ENDED && !(channel->latest && has_closed(channel)))
+        return DUE_NOW;
+    pthread_mutex_lock(&channel->client->lock);
+    bool stands = channel->join.state != CALL_IDLE, is_answered = channel->is_answered;
+    pthread_mutex_unlock(&channel->client->lock);
+    return is_answered ? DUE_NOW : stands ? DUE_KICK : DUE_ASK;
+}
+
+enum due
+get_due(struct caid_channel *channel, bool host, uint64_t *ret_submitted)
+{
+    uint64_t release;
+
+    *ret_submitted = channel->view.slot ? timeline_submitted(channel->view.slot) : 0;
+    if (channel_check(channel, NULL) < 0)
+        return DUE_NOW;
+    if (!find_place(channel, &release))
+        return release == UINT64_MAX ? DUE_KICK : DUE_LAND;
+    return due_of(channel, host);
+}
+
 static int
 fail_depth(const struct caid_channel *channel, struct caid_error *error)
 {
@@ -632,15 +696,23 @@ take_place(struct getting *g, struct caid_error *error)
     }
 }
 
+int
+get_check_reader(const struct caid_channel *channel, struct caid_error *error)
+{
+    if (!channel->produces)
+        return 0;
+    return fail(error, CAID_ERR_INVALID,
+                "channel \"%s\" was created to put frames: who opens it gets them",
+                channel_name(channel));
+}
+
 static int
 check_get(const struct caid_channel *channel, const struct caid_frame *frame, uint32_t flags,
           struct caid_error *error)
 {
     int r = CHECK_GIVEN_OF(channel, frame, error);
-    if (r == 0 && channel->produces)
-        r = fail(error, CAID_ERR_INVALID,
-                 "channel \"%s\" was created to put frames: who opens it gets them",
-                 channel_name(channel));
+    if (r == 0)
+        r = get_check_reader(channel, error);
     if (r == 0 && (flags & ~(uint32_t)CAID_CHANNEL_AHEAD))
         r = fail(error, CAID_ERR_INVALID, "flags 0x%x are not known", flags);
     if (r == 0 && flags && channel->latest)
@@ -657,7 +729,9 @@ caid_channel_get(struct caid_channel *channel, uint64_t stream, uint64_t timeout
     struct getting g = {.channel = channel};
 
     int r = check_get(channel, ret, flags, error);
-    if (r == 0 && stream != 0)
+    if (r < 0)
+        return r;
+    if (stream != 0)
         r = channel_lane(channel, stream, &g.lane, error);
     if (r == 0 && g.lane)
         r = lane_check_device(g.lane, channel->array, error);
@@ -670,7 +744,8 @@ caid_channel_get(struct caid_channel *channel, uint64_t stream, uint64_t timeout
         r = get(&g, error);
     if (r == 0)
         *ret = g.frame;
-    else if (g.lane)
+    ready_got(channel, g.lane && g.lane->handoff != HANDOFF_HOST);
+    if (r < 0 && g.lane)
         lane_put(g.lane);
     return r;
 }
@@ -846,6 +921,7 @@ end(struct caid_channel *channel, uint64_t sequence, struct lane *lane, bool *re
     pthread_mutex_unlock(&channel->lock);
     if (wakes)
         timeline_wake(channel_slot_of(channel));
+    ready_update(channel);
     return r;
 }
 

@@ -134,6 +134,7 @@ join_over(struct caid_client *client, struct call *call)
     struct caid_channel *channel = container_of(call, struct caid_channel, join);
 
     channel->is_answered = call->r == 0;
+    ready_kick(channel);
     if (channel->closed)
         member_set_leaving(client, channel->member);
     channel_unref(channel);
@@ -559,8 +560,10 @@ lost(struct caid_client *client)
 {
     struct caid_channel *channel;
 
-    LIST_FOREACH(channel, &client->channels->all, entry)
+    LIST_FOREACH(channel, &client->channels->all, entry) {
         atomic_store(&channel->lost, true);
+        ready_kick(channel);
+    }
 }
 
 /* ---- the end ---- */

@@ -121,6 +121,7 @@ channel_unref(struct caid_channel *channel)
 static void
 channel_forget(struct caid_channel *channel)
 {
+    fd_close(channel->ready.fd);
     caid_array_close(channel->array);
     client_unref(channel->client);
     free(channel);
@@ -137,6 +138,7 @@ caid_channel_close(struct caid_channel *channel)
         channel_forget(channel);
         return;
     }
+    ready_close(channel);
     if (channel->page && channel->produces)
         put_close(channel);
     else if (channel->page)
@@ -174,6 +176,7 @@ channel_new(struct caid_client *client, struct caid_array *array, bool produces,
     channel->step = (uint64_t)info->strides[0];
     channel->next = 1;
     channel->refs = 1;
+    ready_init(&channel->ready);
     pthread_mutex_init(&channel->lock, NULL);
     return channel;
 }

@@ -33,6 +33,7 @@
 #include "core.h"
 #include "handoff/fence.h"
 #include "handoff/lane.h"
+#include "ready.h"
 #include "session/call.h"
 
 /* So long a thread sleeps before it looks again for what wakes nobody: a producer that closes, a
@@ -139,6 +140,7 @@ struct caid_channel {
     uint64_t doubts_from,
         doubts_to; /* ended before it was known whether they are frames; 0: none */
     struct place places[CHANNEL_DEPTH_MAX];
+    struct ready ready;
 
     /* Under the client's lock. */
     uint32_t refs;
@@ -221,6 +223,19 @@ void signal_note(struct caid_channel *channel, struct lane *lane);
 void put_close(struct caid_channel *channel);
 void put_mark_closed(struct caid_channel *channel);
 void get_close(struct caid_channel *channel);
+
+/* What the next get, by the host or a stream, waits for. */
+enum due {
+    DUE_NOW,    /* nothing: it would give a frame, or fail */
+    DUE_SUBMIT, /* the producer submits more than *ret_submitted */
+    DUE_LAND,   /* the GPU stores something */
+    DUE_ASK,    /* a get is to ask for the next producer */
+    DUE_KICK,   /* a frame ends, or JOIN is answered */
+};
+/* Under channel->lock; takes the client's. */
+enum due get_due(struct caid_channel *channel, bool host, uint64_t *ret_submitted);
+/* CAID_ERR_INVALID: it is the producer's. */
+int get_check_reader(const struct caid_channel *channel, struct caid_error *error);
 
 /* Takes the answer to JOIN up. */
 void get_begin(struct caid_channel *channel);

@@ -656,6 +656,22 @@ channel_get(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
     return frame_begin(channel(op), stream, timeout, ahead ? CAID_CHANNEL_AHEAD : 0);
 }
 
+static PyObject *
+channel_fileno(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct channel_object *self = channel(op);
+    struct caid_error error = {0};
+    int r;
+
+    if (!py_handle_enter(&self->handle))
+        return NULL;
+    WITHOUT_GIL(r = caid_channel_get_fd(self->channel, &error));
+    if (r < 0)
+        py_error_raise(self->handle.client->state, r, &error);
+    py_handle_leave(&self->handle);
+    return r < 0 ? NULL : PyLong_FromLong(r);
+}
+
 /* Which format buffers tell: a letter of the module struct, or "". */
 static PyObject *
 channel_set_format(PyObject *op, PyObject *text)
@@ -671,6 +687,10 @@ channel_set_format(PyObject *op, PyObject *text)
 static PyMethodDef channel_methods[] = {
     {"_put", PY_FASTCALL(channel_put), METH_FASTCALL, PyDoc_STR("Begins to put a Frame.")},
     {"_get", PY_FASTCALL(channel_get), METH_FASTCALL, PyDoc_STR("Waits for a Frame.")},
+    {"fileno", channel_fileno, METH_NOARGS,
+     PyDoc_STR(
+         "fileno()\n--\n\nOf a reader: readable while get() would give a frame, or raise, by the\n"
+         "host or on a stream as the last time. A get(timeout=0) that finds nothing clears it.")},
     {"_set_format", channel_set_format, METH_O,
      PyDoc_STR("What buffers of frames say of their elements.")},
     PY_HANDLE_CLOSE("Gives the place in the channel up, when the frames that are open have\n"

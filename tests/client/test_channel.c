@@ -4,11 +4,13 @@
  * streams; what is refused; and the ends of producers, readers and daemons.
  */
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -729,6 +731,163 @@ CHANNEL_TEST(joins_and_leaves_use_the_same_page)
         get_next((uint64_t)i + 1, 0);
     }
     cr_assert_leq(status_of(f.client).pages, pages + 1);
+}
+
+/* ---- the fd ---- */
+
+static int
+fd_of_reader(void)
+{
+    int fd = caid_channel_get_fd(o.get, &error);
+
+    cr_assert_geq(fd, 0, "%s", error.message);
+    cr_assert_eq(caid_channel_get_fd(o.get, &error), fd);
+    return fd;
+}
+
+/* timeout: -1: until it is. */
+static bool
+is_ready(int fd, int timeout)
+{
+    struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+    int n;
+
+    while ((n = poll(&poll_fd, 1, timeout)) < 0)
+        cr_assert_eq(errno, EINTR);
+    return n == 1;
+}
+
+static int
+get_when_ready(int fd, uint64_t stream)
+{
+    int r;
+
+    do {
+        cr_assert(is_ready(fd, -1));
+        r = caid_channel_get(o.get, stream, 0, 0, &o.frame, &error);
+    } while (r == -ETIMEDOUT);
+    return r;
+}
+
+CHANNEL_TEST(the_fd_tells_of_each_frame)
+{
+    begin_both("fifo");
+    int fd = fd_of_reader();
+    assert_failed(caid_channel_get_fd(o.put, &error), CAID_ERR_INVALID);
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    for (uint64_t i = 0; i < 60; i += 3) {
+        cr_assert(!is_ready(fd, 0));
+        put(3);
+        for (uint64_t j = 1; j <= 3; j++) {
+            cr_assert(is_ready(fd, -1));
+            get_open(i + j, 0);
+            cr_assert(!is_ready(fd, 0)); /* as many are open as may be */
+            end_frame();
+        }
+    }
+}
+
+CHANNEL_TEST(the_fd_tells_of_what_is_newer)
+{
+    begin_both("latest");
+    int fd = fd_of_reader();
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    for (uint64_t i = 3; i < 60; i += 3) {
+        cr_assert(!is_ready(fd, 0));
+        put(3);
+        cr_assert(is_ready(fd, -1));
+        get_next(i, 2);
+    }
+}
+
+/* For the host a frame is there when it is whole, for a stream when it has been put. */
+CHANNEL_TEST(the_fd_is_the_hosts_or_a_streams)
+{
+    uint64_t reading;
+
+    begin_streams("latest", 1);
+    int fd = fd_of_reader();
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &reading, &error));
+    _Atomic uint64_t *gate = gpu_gate_new(&f.gpu);
+    gpu_wait_at(&f.gpu, gate, (CUstream)(uintptr_t)o.stream);
+    assert_failed(caid_channel_get(o.get, reading, 0, 0, &o.frame, &error), CAID_ERR_TIMEOUT);
+    put_on_stream();
+    assert_ok(get_when_ready(fd, reading));
+    assert_ok(caid_channel_end(o.get, &o.frame, reading, &error));
+    atomic_store(gate, 1);
+    assert_ok(caid_stream_synchronize(f.client, reading, 0, &error));
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    atomic_store(gate, 0);
+    gpu_wait_at(&f.gpu, gate, (CUstream)(uintptr_t)o.stream);
+    put_on_stream();
+    cr_assert(!is_ready(fd, 0));
+    atomic_store(gate, 1);
+    assert_ok(get_when_ready(fd, 0));
+    cr_assert_eq(o.frame.sequence, 2);
+    end_frame();
+    assert_ok(caid_stream_destroy(f.client, reading, &error));
+    gpu_gate_free(&f.gpu, gate);
+}
+
+static void
+fd_follows(const char *mode, uint64_t first)
+{
+    struct process framer;
+
+    start_framer(&framer, "put", mode);
+    o.get = open_deep(f.client, 1);
+    int fd = fd_of_reader();
+    tell(&framer, "ppb");
+    process_end(&framer, SIGKILL);
+    while (get_when_ready(fd, 0) == 0) {
+        cr_assert_eq(o.frame.sequence, first++);
+        end_frame();
+    }
+    cr_assert_eq(error.code, CAID_ERR_ABANDONED);
+    caid_channel_close(create(o.client, mode));
+    o.put = create(o.client, mode);
+    put(1);
+    do {
+        assert_ok(get_when_ready(fd, 0));
+        end_frame();
+    } while (o.frame.sequence < 3);
+    cr_assert_eq(o.frame.sequence, 3);
+}
+
+CHANNEL_TEST(the_fd_follows_producers_latest)
+{
+    fd_follows("latest", 2);
+}
+
+CHANNEL_TEST(the_fd_follows_producers_fifo)
+{
+    fd_follows("fifo", 1);
+}
+
+CHANNEL_TEST(the_fd_tells_of_the_end)
+{
+    begin_both("latest");
+    int fd = dup(fd_of_reader());
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    pid_t pid = fork();
+    if (pid == 0) {
+        bool forked = caid_channel_get_fd(o.get, NULL) < 0;
+        caid_channel_close(o.get);
+        _exit(!forked);
+    }
+    int status;
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert_eq(status, 0);
+    cr_assert(!is_ready(fd, 0));
+    caid_client_close(f.client);
+    cr_assert(is_ready(fd, -1));
+    assert_failed(try_get(0), CAID_ERR_CLOSED);
+    caid_channel_close(o.get);
+    cr_assert(is_ready(fd, 0));
+    close(fd);
+    f.client = daemon_connect(&f.daemon);
+    o.get = open_deep(f.client, 1);
+    close(dup(fd_of_reader()));
 }
 
 /* ---- the daemon's ---- */

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import pickle
+import select
 import signal
 from typing import Callable, NamedTuple
 
@@ -347,6 +348,44 @@ def test_frames_that_are_there_leave_other_tasks_a_turn(latest):
                 pass
             assert len(turns) >= 2 * i
         task.cancel()
+
+    run_async(main())
+
+
+def test_the_fd_is_readable_while_there_is_a_frame(fifo):
+    ch, r = fifo
+    fd = r.fileno()
+    assert fd == r.fileno()
+    with refuses(caid.InvalidError, match="created to put frames"):
+        ch.fileno()
+    for i in range(1, 20, 2):
+        put(ch, i)
+        put(ch, i + 1)
+        for j in range(i, i + 2):
+            assert select.select([fd], [], [], PATIENCE_S)[0]
+            with r.get(timeout=0) as frame:
+                assert frame.sequence == j
+                assert not select.select([fd], [], [], 0)[0]
+        with pytest.raises(caid.TimedOutError):
+            r.get(timeout=0)
+        assert not select.select([fd], [], [], 0)[0]
+    r.close()
+    with pytest.raises(caid.ClosedError):
+        r.fileno()
+
+
+def test_tasks_wait_for_the_same_reader(client, other):
+    async def one(r):
+        with await r.async_get(timeout=PATIENCE_S) as frame:
+            return frame.sequence
+
+    async def main():
+        with made(client, other, depth=3, memory="pinned", mode="fifo") as (ch, r):
+            waiting = [asyncio.ensure_future(one(r)) for _ in range(3)]
+            await asyncio.sleep(0)
+            for i in range(3):
+                put(ch, i)
+            assert sorted(await asyncio.gather(*waiting)) == [1, 2, 3]
 
     run_async(main())
 

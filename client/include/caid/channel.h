@@ -121,6 +121,15 @@ enum caid_channel_flags {
  * be. */
 int caid_channel_get(struct caid_channel *channel, uint64_t stream, uint64_t timeout_ns,
                      uint32_t flags, struct caid_frame *ret, struct caid_error *error);
+/* An fd for poll(2), readable while the next get would give a frame, or fail: one by the host, or
+ * on a stream, as the last one was. It is not while as many frames are open as the depth says.
+ * Nobody reads it: a get or an end that leaves nothing to get makes it unreadable. A get may find
+ * nothing all the same, as after the producer's end, when it asks for the next one: give it the
+ * timeout 0, and poll again after CAID_ERR_TIMEOUT. From the first call on a thread of the
+ * channel's own feeds the fd, which is the channel's; caid_channel_close() leaves duplicates
+ * readable. Returns it. CAID_ERR_INVALID: the channel is its producer's. */
+int caid_channel_get_fd(struct caid_channel *channel, struct caid_error *error);
+
 /* Lets go of it, in any case, when the stream has come to here. CAID_ERR_ABANDONED: the producer
  * died before the frame was whole; 0 where that is not so by now: caid_stream_check(). */
 int caid_channel_end(struct caid_channel *channel, const struct caid_frame *frame,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -15,9 +16,10 @@ from ._errors import TimedOutError, check_timeout
 _FIRST_S, _MOST_S = 0.0001, 0.005  # seconds between two looks, at first and at most
 
 
-async def until(look: Callable[[], Any], timeout: float | None = None) -> Any:
+async def until(look: Callable[[], Any], timeout: float | None = None, fileno: Callable[[], int] | None = None) -> Any:
     """What look() returns, which raises TimedOutError as long as there is nothing: after the timeout that is raised.
-    Other tasks have a turn before it, since there may always be something."""
+    It looks again and again or, where there is a fileno(), when that fd is readable. Other tasks have a turn before it,
+    since there may always be something."""
     check_timeout(timeout)
     await asyncio.sleep(0)
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -29,8 +31,27 @@ async def until(look: Callable[[], Any], timeout: float | None = None) -> Any:
         except TimedOutError:
             if is_over:
                 raise
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, _MOST_S)
+        if fileno is not None:
+            await _readable(fileno, deadline)
+        else:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MOST_S)
+
+
+async def _readable(fileno, deadline):
+    """Waits for a duplicate of the fd, which others may wait for, too, or close."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    own = os.dup(fileno())
+    try:
+        fileno()  # raises if it may have been closed before it was duplicated
+        loop.add_reader(own, lambda: ready.done() or ready.set_result(None))
+        try:
+            await asyncio.wait([ready], timeout=None if deadline is None else max(deadline - time.monotonic(), 0))
+        finally:
+            loop.remove_reader(own)
+    finally:
+        os.close(own)
 
 
 class Away:

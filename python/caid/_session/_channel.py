@@ -396,11 +396,11 @@ class Channel(Named, _caid.Channel):
         return await _away.until(lambda: self._put(stream, 0), timeout)
 
     async def async_get(self, stream: Any = None, timeout: float | None = None, ahead: bool = False) -> Frame:
-        """get(), for asyncio: frames are looked for 200 times a second at least, and a call that is cancelled takes
-        none. Other tasks have a turn in any case."""
+        """get(), for asyncio: waits for fileno(). A call that is cancelled takes no frame. Other tasks have a turn in
+        any case."""
         from .._base import _away
 
-        return await _away.until(lambda: self._get(stream, 0, ahead), timeout)
+        return await _away.until(lambda: self._get(stream, 0, ahead), timeout, self.fileno)
 
 
 def _made(channel, name, pool):
