@@ -18,6 +18,7 @@ static void
 fill_device(struct core_device *ret, const struct gpu_device *d)
 {
     memcpy(ret->uuid, d->drv.uuid, sizeof(ret->uuid));
+    memcpy(ret->pci, d->drv.pci, sizeof(ret->pci));
     memcpy(ret->name, d->drv.name, sizeof(ret->name));
     memcpy(ret->lacks, d->lacks, sizeof(ret->lacks));
     ret->total = d->drv.total;

@@ -429,6 +429,10 @@ device_get_traits(const struct drv *drv, struct drv_device *device)
         device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED);
     device->mps = device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
     device->compute_mode = device_compute_mode(drv, ordinal);
+    snprintf(device->pci, sizeof(device->pci), "%04x:%02x:%02x.0",
+             device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID) & 0xffff,
+             device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) & 0xff,
+             device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID) & 0xff);
 }
 
 int

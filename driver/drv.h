@@ -68,10 +68,12 @@ int drv_fail(const struct drv *drv, struct drv_error *err, const char *call, CUr
 
 /* UUID as the text that NVML and the wire use: "GPU-%08x-%04x-%04x-%04x-%012x". */
 #define DRV_UUID_SIZE 41
+#define DRV_PCI_SIZE  16
 
 struct drv_device {
     CUdevice ordinal;
     char uuid[DRV_UUID_SIZE];
+    char pci[DRV_PCI_SIZE]; /* "0000:65:00.0" */
     char name[128];
     size_t total;       /* bytes */
     size_t granularity; /* bytes, of VMM allocations (minimum); 0 without vmm_fd */

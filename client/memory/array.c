@@ -152,6 +152,27 @@ get_leases(struct caid_client *client, struct array_request *request, struct cai
     return r;
 }
 
+/* Memory of another device is reached over the link between the two, or not at all. */
+static int
+check_reach(const struct caid_array *array, struct caid_error *error)
+{
+    const struct gpu *gpu = &array->client->gpu;
+    const struct gpu_device *by = &gpu->devices[array->place];
+    const struct gpu_device *own = gpu_find_index(gpu, array->info.device);
+    int can = 0;
+
+    if (array->block->kind == BLOCK_PINNED || !own || own == by)
+        return 0;
+    CUresult result = gpu->drv->cu.cuDeviceCanAccessPeer(&can, by->ordinal, own->ordinal);
+    if (result == CUDA_SUCCESS && can)
+        return 0;
+    return fail(
+        error, CAID_ERR_DEVICE,
+        "%s does not reach memory of %s: there is no peer access between them (nvidia-smi "
+        "topo -p2p r); open it on its own device, and copy from there",
+        by->uuid, own->uuid);
+}
+
 /* Gives an array its address. */
 static int
 array_map(struct caid_array *array, const char *device_uuid, struct caid_error *error)
@@ -163,6 +184,8 @@ array_map(struct caid_array *array, const char *device_uuid, struct caid_error *
     if (!array->block)
         return 0;
     int r = gpu_find_place(client, info->device, device_uuid, &array->place, error);
+    if (r == 0)
+        r = check_reach(array, error);
     if (r == 0)
         r = block_map(client, array->block, info->readonly ? VMM_READ : VMM_READ_WRITE,
                       array->place, &base, error);

@@ -2,6 +2,7 @@
 #include "gpu.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -150,6 +151,7 @@ list_device(const struct caid_client *client, const struct drv *drv, int ordinal
         return r;
     ret->ordinal = found.ordinal;
     memcpy(ret->uuid, found.uuid, sizeof(ret->uuid));
+    memcpy(ret->pci, found.pci, sizeof(ret->pci));
     ret->index = client_find_device(client, MSG_STR(found.uuid));
     return 0;
 }
@@ -243,6 +245,29 @@ gpu_driver(struct caid_client *client, const struct drv **ret, struct caid_error
     return r;
 }
 
+/* ---- which device is meant ---- */
+
+/* The index of what this process sees as `ordinal`. */
+static int
+ordinal_index(struct caid_client *client, int32_t ordinal, int32_t *ret,
+              struct caid_error *error)
+{
+    const struct gpu *gpu = &client->gpu;
+    const struct gpu_device *device = gpu_find_ordinal(gpu, ordinal);
+
+    if (!device)
+        return fail(error, CAID_ERR_DEVICE,
+                    "CUDA device %d: this process sees %u (driver %s; see "
+                    "CUDA_VISIBLE_DEVICES)",
+                    ordinal, gpu->n_devices, gpu->drv->path);
+    if (device->index < 0)
+        return fail(error, CAID_ERR_DEVICE,
+                    "%s: the daemon has not got %s, CUDA device %d of this process",
+                    client->socket, device->uuid, ordinal);
+    *ret = device->index;
+    return 0;
+}
+
 int
 caid_client_find_device(struct caid_client *client, int32_t ordinal, int32_t *ret,
                         struct caid_error *error)
@@ -252,36 +277,95 @@ caid_client_find_device(struct caid_client *client, int32_t ordinal, int32_t *re
     int r = client_check_given(client, ret, "ret", error);
     if (r == 0)
         r = gpu_driver(client, &drv, error);
+    return r < 0 ? r : ordinal_index(client, ordinal, ret, error);
+}
+
+/* Domain, bus and device: "0000:65:00.0", as nvidia-smi prints it ("00000000:65:00.0"), or as lspci
+ * does ("65:00.0"). */
+static bool
+read_pci(const char *text, unsigned ret[3])
+{
+    int n = 0;
+
+    if (sscanf(text, "%8x:%2x:%2x.0%n", &ret[0], &ret[1], &ret[2], &n) != 3 || !n) {
+        ret[0] = 0;
+        if (sscanf(text, "%2x:%2x.0%n", &ret[1], &ret[2], &n) != 2)
+            return false;
+    }
+    return n > 0 && text[n] == '\0';
+}
+
+static bool
+is_device(const char *text, const char *uuid, const char *pci)
+{
+    unsigned is[3], meant[3];
+
+    if (strcmp(uuid, text) == 0)
+        return true;
+    return pci && read_pci(text, meant) && read_pci(pci, is) &&
+           memcmp(is, meant, sizeof(is)) == 0;
+}
+
+/* "own", "cuda:1". */
+static bool
+is_of_process(const struct drv *drv, const char *text, CUdevice *ret)
+{
+    int n = 0;
+
+    if (strcmp(text, "own") != 0)
+        return sscanf(text, "cuda:%4d%n", ret, &n) == 1 && text[n] == '\0';
+    if (drv->cu.cuCtxGetDevice(ret) != CUDA_SUCCESS)
+        *ret = 0;
+    return true;
+}
+
+int
+caid_client_parse_device(struct caid_client *client, const char *text, int32_t *ret,
+                         struct caid_error *error)
+{
+    const struct drv *drv = NULL;
+    CUdevice ordinal;
+
+    int r = client_check_given(client, text && ret, "text or ret", error);
     if (r < 0)
         return r;
-    const struct gpu_device *device = gpu_find_ordinal(&client->gpu, ordinal);
-    if (!device)
-        return fail(
-            error, CAID_ERR_DEVICE,
-            "CUDA device %d: this process sees %u (driver %s; see CUDA_VISIBLE_DEVICES)",
-            ordinal, client->gpu.n_devices, drv->path);
-    if (device->index < 0)
-        return fail(error, CAID_ERR_DEVICE,
-                    "%s: the daemon has not got %s, CUDA device %d of this process",
-                    client->socket, device->uuid, ordinal);
-    *ret = device->index;
-    return 0;
+    for (uint32_t i = 0; i < client->n_devices; i++)
+        if (is_device(text, client->devices[i]->uuid, client->devices[i]->pci)) {
+            *ret = (int32_t)i;
+            return 0;
+        }
+    if (strcmp(text, "own") == 0 || strncmp(text, "cuda:", 5) == 0) {
+        r = gpu_driver(client, &drv, error);
+        if (r < 0)
+            return r;
+        if (is_of_process(drv, text, &ordinal))
+            return ordinal_index(client, ordinal, ret, error);
+    }
+    return fail(
+        error, CAID_ERR_DEVICE,
+        "no device \"%.80s\" at the daemon: an index, a UUID, a PCI address, \"cuda:0\" "
+        "or \"own\" says which",
+        text);
 }
 
 /* ---- places ---- */
 
 static int
-find_uuid(const struct gpu *gpu, const char *uuid, uint32_t *ret, struct caid_error *error)
+find_visible(const struct gpu *gpu, const char *text, uint32_t *ret, struct caid_error *error)
 {
+    CUdevice ordinal;
+    bool is_own = is_of_process(gpu->drv, text, &ordinal);
+
     for (uint32_t i = 0; i < gpu->n_devices; i++)
-        if (strcmp(gpu->devices[i].uuid, uuid) == 0) {
+        if (is_own ? gpu->devices[i].ordinal == ordinal
+                   : is_device(text, gpu->devices[i].uuid, gpu->devices[i].pci)) {
             *ret = i;
             return 0;
         }
     return fail(error, CAID_ERR_DEVICE,
                 "device %.80s is not visible in this process (driver %s; see "
                 "CUDA_VISIBLE_DEVICES)",
-                uuid, gpu->drv->path);
+                text, gpu->drv->path);
 }
 
 int
@@ -298,13 +382,9 @@ gpu_find_place(struct caid_client *client, int32_t index, const char *device_uui
     if (r < 0)
         return r;
     if (device_uuid)
-        return find_uuid(gpu, device_uuid, ret, error);
-    for (uint32_t i = 0; i < gpu->n_devices; i++)
-        if (gpu->devices[i].index == index) {
-            *ret = i;
-            return 0;
-        }
-    *ret = 0; /* it exists: drv_open() has checked that */
+        return find_visible(gpu, device_uuid, ret, error);
+    const struct gpu_device *own = gpu_find_index(gpu, index);
+    *ret = own ? (uint32_t)(own - gpu->devices) : 0; /* the first exists: see drv_open() */
     return 0;
 }
 
@@ -377,6 +457,15 @@ gpu_find_ordinal(const struct gpu *gpu, CUdevice ordinal)
 {
     for (uint32_t i = 0; i < gpu->n_devices; i++)
         if (gpu->devices[i].ordinal == ordinal)
+            return &gpu->devices[i];
+    return NULL;
+}
+
+const struct gpu_device *
+gpu_find_index(const struct gpu *gpu, int32_t index)
+{
+    for (uint32_t i = 0; i < gpu->n_devices; i++)
+        if (gpu->devices[i].index == index)
             return &gpu->devices[i];
     return NULL;
 }

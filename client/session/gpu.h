@@ -27,6 +27,7 @@ struct caid_client;
 struct gpu_device {
     CUdevice ordinal;
     char uuid[DRV_UUID_SIZE];
+    char pci[DRV_PCI_SIZE];
     int32_t index;              /* of the daemon's device; -1: the daemon does not have it */
     _Atomic(CUcontext) context; /* NULL: not retained yet */
 };
@@ -74,6 +75,8 @@ void gpu_pop(const struct drv *drv);
 
 /* The device that has this ordinal here, or NULL. The driver is open. */
 const struct gpu_device *gpu_find_ordinal(const struct gpu *gpu, CUdevice ordinal);
+/* This process's device that is the daemon's of that index. NULL: it does not see that one. */
+const struct gpu_device *gpu_find_index(const struct gpu *gpu, int32_t index);
 
 /* Whether the result says that the context is dead: nothing runs in it any more. */
 bool gpu_is_dead(CUresult result);

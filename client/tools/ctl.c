@@ -80,12 +80,12 @@ ctl_device(const struct ctl *ctl, const char *text)
     const struct caid_device *const *devices;
     int n = caid_client_devices(ctl->client, &devices);
     unsigned long index;
+    int32_t found;
 
-    for (int i = 0; i < n; i++)
-        if (strcmp(devices[i]->uuid, text) == 0)
-            return i;
     if (n > 0 && ctl_number(text, (unsigned long)n - 1, &index))
         return (int32_t)index;
+    if (caid_client_parse_device(ctl->client, text, &found, NULL) == 0)
+        return found;
     ctl_complain(text, "no such device; see caidctl status");
     return -1;
 }

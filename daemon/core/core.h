@@ -18,6 +18,7 @@
 #include "proto_limits.h"
 
 #define CORE_UUID_SIZE 41
+#define CORE_PCI_SIZE  16
 
 struct core;
 struct journal;
@@ -70,6 +71,7 @@ const char *core_handoff_name(enum core_handoff handoff);
 
 struct core_device {
     char uuid[CORE_UUID_SIZE];
+    char pci[CORE_PCI_SIZE];
     char name[128];
     uint64_t total;
     uint64_t granularity;

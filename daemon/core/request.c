@@ -51,6 +51,7 @@ device_records(const struct core *core)
             .mps = info->mps,
             .persistence = msg_str_opt(info->persistence),
             .compute_mode = msg_str_opt(info->compute_mode),
+            .pci = MSG_STR(info->pci),
         };
     }
     return records;

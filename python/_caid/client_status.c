@@ -122,12 +122,19 @@ py_client_devices(PyObject *op, PyObject *Py_UNUSED(unused))
 }
 
 PyObject *
-py_client_find_device(PyObject *op, PyObject *ordinal_op)
+py_client_find_device(PyObject *op, PyObject *which)
 {
     struct client_object *self = py_client(op);
     int32_t ordinal, index = -1;
 
-    if (py_device_get(self->state, ordinal_op, &ordinal) < 0 ||
+    if (PyUnicode_Check(which)) {
+        const char *text = PyUnicode_AsUTF8(which);
+        if (!text ||
+            PY_CLIENT_CALL(self, caid_client_parse_device(c, text, &index, &error)) < 0)
+            return NULL;
+        return PyLong_FromLong(index);
+    }
+    if (py_device_get(self->state, which, &ordinal) < 0 ||
         PY_CLIENT_CALL(self, caid_client_find_device(c, ordinal, &index, &error)) < 0)
         return NULL;
     return PyLong_FromLong(index);

@@ -333,7 +333,7 @@ bool py_client_is_live(const struct client_object *self);
     FAST(channel_open, "Becomes a reader of a channel: a Channel.")                           \
     FAST(begin, "Begins to use the arrays of leases on a stream, 0 for the host: a Bracket.") \
     FAST(arena_new, "Makes an allocator: an Arena.")                                          \
-    METHOD(find_device, METH_O, "The index of a device that has this CUDA ordinal here.")     \
+    METHOD(find_device, METH_O, "The index of a device: of CUDA's ordinal here, or of a text.")  \
     METHOD(set_list, METH_O, "Keys of a set: a list of tuples.")                              \
     FAST(show, "What is known of a name: a list of one tuple.")                               \
     FAST(query, "A list of the daemon's, by its name: tuples of caid/_answers.py's fields.")  \

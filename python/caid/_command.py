@@ -29,7 +29,7 @@ def _parser():
     to_load = verbs.add_parser("load", help="put a model's weights under a name", allow_abbrev=False)
     to_load.add_argument("model", nargs="+", help="safetensors file, folder or index")
     to_load.add_argument("--name", "-n", required=True, help="of the model")
-    to_load.add_argument("--device", "-d", default="0", help="index or UUID")
+    to_load.add_argument("--device", "-d", default="0", help="index, UUID, PCI address, \"own\"")
     to_load.add_argument("--memory", choices=("device", "pinned"), default="device", help="pinned: the host's")
     to_load.add_argument("--droppable", action="store_true", help="may make room for others, and is loaded again")
     to_load.add_argument("--priority", type=int, default=0, metavar="N", help="those with a lower one are dropped first")
@@ -47,7 +47,7 @@ def _parser():
     for verb, stream in (to_get, "output"), (to_put, "input"):
         verb.add_argument("name", help="of the array")
         verb.add_argument("file", nargs="?", help=f"standard {stream} without it")
-    to_put.add_argument("--device", "-d", default="0", help="index or UUID")
+    to_put.add_argument("--device", "-d", default="0", help="index, UUID, PCI address, \"own\"")
     to_put.add_argument("--dtype", help="what the elements become: bfloat16, <f2, ...")
     for verb in to_load, to_save, to_get, to_put:
         verb.add_argument("--pool", "-p", help="instead of your own")

@@ -58,7 +58,8 @@ print_hello(struct msg_buf *b)
                                 .memops = true,
                                 .readonly_host = true,
                                 .persistence = MSG_STR("on"),
-                                .compute_mode = MSG_STR("default")};
+                                .compute_mode = MSG_STR("default"),
+                                .pci = MSG_STR("0000:65:00.0")};
     struct msg_hello_result result = {.version = 1,
                                       .features = {no_features, 0},
                                       .server = MSG_STR("caid 0.1.0"),

@@ -87,6 +87,84 @@ with caid.connect() as c:
     )
 
 
+def test_a_device_is_given_in_many_ways(two):
+    run(
+        two,
+        """
+with caid.connect() as c:
+    c.create("far", 4).close()
+    assert c.memory_info("own") == c.memory_info(0), "no context is current"
+    for i, device in enumerate(c.devices):
+        domain, bus, rest = device.pci.split(":")
+        for text in (i, device.uuid, device.pci, "0000" + device.pci.upper(), f"cuda:{i}"):
+            with c.empty(4, device=text) as a, c.open("far", device=text) as far:
+                assert (a.device, far.mapped_ordinal) == (i, i), text
+    for wrong in ("", "own ", "cuda:2", "cuda:", "cuda:0x", "cuda:-1", "0:0", "ca1d:01:00.1", "GPU-"):
+        for call in c.memory_info, lambda d: c.open("far", device=d), lambda d: c.empty(4, device=d):
+            try:
+                call(wrong)
+            except caid.DeviceError:
+                pass
+            else:
+                raise SystemExit(f"{wrong!r} is not refused")
+    c.unlink("far")
+""",
+    )
+
+
+def test_own_is_the_current_device(two):
+    run(
+        two,
+        """
+import ctypes
+cu = ctypes.CDLL(caid.softcuda_path())
+with caid.connect() as c:
+    assert c.empty(4, device="own").device == 0
+    context = ctypes.c_void_p()
+    assert cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == cu.cuCtxSetCurrent(context) == 0
+    assert c.empty(4, device="own").device == 1
+""",
+    )
+
+
+def test_memory_over_the_link_is_told(two):
+    """A consumer that asks the driver of the pointer, as CuPy does, copies it to its own device."""
+    run(
+        two,
+        """
+import warnings
+with caid.connect() as c, c.create("x", 4) as near, c.open("x", device=1) as far, c.empty(0) as none:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        near.__cuda_array_interface__, none.__cuda_array_interface__, far.__dlpack_device__()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert far.__cuda_array_interface__["data"][0] == far.ptr
+    assert len(told) == 1 and "from_dlpack" in str(told[0].message)
+    c.unlink("x")
+""",
+    )
+
+
+def test_devices_without_a_link(two):
+    run(
+        two,
+        """
+with caid.connect() as c, c.create("x", 4), c.create("host", 4, memory="pinned"):
+    c.open("host", device=1).close()
+    c.open("x", device=0).close()
+    try:
+        c.open("x", device=1)
+    except caid.DeviceError as e:
+        assert "no peer access" in str(e) and c.devices[0].uuid in str(e) and c.devices[1].uuid in str(e)
+    else:
+        raise SystemExit("not refused")
+    c.unlink("x"), c.unlink("host")
+""",
+        CAID_SOFTCUDA_FAIL="cuDeviceCanAccessPeer=INVALID_DEVICE",
+    )
+
+
 @pytest.mark.parametrize("name", ["x", ""])
 def test_a_reference_is_opened_for_the_other_device(two, name):
     run(

@@ -180,4 +180,10 @@ int caid_arena_info(struct caid_arena *arena, struct caid_arena_info *ret,
 int caid_client_find_device(struct caid_client *client, int32_t ordinal, int32_t *ret,
                             struct caid_error *error);
 
+/* The index of the device that the text says: a UUID, a PCI address ("0000:65:00.0", "65:00.0"),
+ * "cuda:1" (this process's ordinal), or "own": the device that is current to this thread, else the
+ * first that this process sees. CAID_ERR_DEVICE: the daemon has none such. */
+int caid_client_parse_device(struct caid_client *client, const char *text, int32_t *ret,
+                             struct caid_error *error);
+
 #endif

@@ -239,7 +239,8 @@ struct caid_open_options {
     const char *pool;
     const char *mode;    /* NULL or "r": read-only mapping; "rw" */
     uint64_t generation; /* this one and no other; 0: the name's current one */
-    /* UUID of the device here that is to reach the memory, over the peer link where it is another.
+    /* The device here that is to reach the memory, over the peer link where it is another; given as
+     * to caid_client_parse_device(), most often by its UUID.
      * NULL: the array's own device, or, where this process does not see that one
      * (CUDA_VISIBLE_DEVICES), the first that it sees. */
     const char *device_uuid;

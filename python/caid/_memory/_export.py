@@ -3,6 +3,7 @@
 stream."""
 
 import os
+import warnings
 
 from .._base import _geometry, _typestr
 from .._handoff import _any_stream, _pending, _stream
@@ -42,6 +43,9 @@ def cuda(array):
         raise AttributeError(
             "__cuda_array_interface__: pinned memory is the host's; create it as 'mapped'"
         )
+    memory = array._memory
+    if memory.device != memory.mapped_device and array.memory in _DEVICE_ONLY and memory.mapped_ordinal >= 0:
+        _warn_of_link(array)
     described = _common(array)
     described["data"] = (array.ptr, array.readonly)
     described["version"] = export_version()
@@ -50,6 +54,14 @@ def cuda(array):
     elif is_synchronous():
         array.synchronize()
     return described
+
+
+def _warn_of_link(array):
+    warnings.warn(
+        f"{array!r} lies on another device than the one it was opened for. CuPy's asarray() makes a private copy"
+        " of it; cupy.from_dlpack() makes none.",
+        stacklevel=4,
+    )
 
 
 def _exported_stream(array):

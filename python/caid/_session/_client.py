@@ -226,7 +226,7 @@ class Client(_naming.Naming, Closing):
         Parameters
         ----------
         device : int or str
-            Index in `devices`, or UUID.
+            Index in `devices`, or a text: see there.
         memory : {"device", "legacy"}
             As for create(): "legacy" for :meth:`caid.Arena.ipc_handle`.
         pool : str, optional
@@ -322,7 +322,7 @@ class Client(_naming.Naming, Closing):
         Parameters
         ----------
         device : int or str
-            Index in `devices`, or UUID.
+            Index in `devices`, or a text: see there.
         non_blocking : bool
             Whether it runs apart from the legacy default stream (CU_STREAM_NON_BLOCKING).
         priority : int
@@ -344,7 +344,7 @@ class Client(_naming.Naming, Closing):
         Parameters
         ----------
         device : int or str
-            Index in `devices`, or UUID.
+            Index in `devices`, or a text: see there.
         ipc : bool
             Whether it has an `ipc_handle`, for other processes of the same uid.
         blocking_sync : bool
@@ -390,7 +390,7 @@ class Client(_naming.Naming, Closing):
         memory : {"device", "pinned"}
             Where the frames lie. "pinned" is the host's: no process that uses it so needs a GPU.
         device : int or str
-            Index in `devices`, or UUID.
+            Index in `devices`, or a text: see there.
         pool : str, optional
             Who may read it reads frames, who may write it produces them. Without it, the caller's own.
         timeout : float, optional

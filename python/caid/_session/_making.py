@@ -62,7 +62,7 @@ class Making(Queries):
         pool : str, optional
             Without it, the caller's own.
         device : int or str
-            Index in `devices`, or UUID.
+            Index in `devices`, or a text: see there.
         order : {"C", "F"}
             Which dimension is the fastest: the last or the first.
         strides : tuple of int, optional

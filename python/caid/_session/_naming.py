@@ -47,7 +47,7 @@ class Naming(Making):
             The array that had the name in this generation, and no other: the current one, or an
             older one that somebody still holds. Without it, or with 0, the current one.
         device : int or str, optional
-            Index in `devices`, or UUID, of the device of this process that is to reach the memory,
+            Index in `devices`, or a text (see there), of the device of this process that is to reach the memory,
             over the peer link where the memory lies on another. Without it, the memory's own or,
             where this process does not see that one (CUDA_VISIBLE_DEVICES), the first that it
             sees.

@@ -15,7 +15,7 @@ from .._base._records import (
     Connection, Details, Device, Entry, Flushed, Holder, Lost, MemoryInfo, Metric, Pool, Status, Ticket, User,
 )
 
-_Device = Union[int, str]  # index in Client.devices, or UUID
+_Device = Union[int, str]  # see Queries.devices
 
 
 class Queries(_caid.Client):
@@ -29,8 +29,11 @@ class Queries(_caid.Client):
 
     @property
     def devices(self) -> List[Device]:
-        """list of Device: the daemon's devices; ``device=`` elsewhere is a place in it, or a
-        UUID."""
+        """list of Device: the daemon's devices.
+
+        ``device=`` elsewhere is an index in it, or a text: a UUID, a PCI address ("0000:65:00.0"), "cuda:1" (the
+        ordinal that CUDA and its libraries give it in this process: ``CUDA_VISIBLE_DEVICES``), or "own", the
+        device that this process uses first: CUDA's current one, else the first that it sees."""
         return self._known_devices().copy()
 
     def _known_devices(self):
@@ -39,18 +42,14 @@ class Queries(_caid.Client):
         return self._device_list
 
     def _index_of(self, device):
-        """The index of a device that was given by index or UUID."""
-        if not isinstance(device, str):
-            return device
-        for index, known in enumerate(self._known_devices()):
-            if known.uuid == device:
-                return index
-        raise device_error(f"no device {device!r} at the daemon")
+        """The index of a device that was given by index or by a text."""
+        return self._find_device(device) if isinstance(device, str) else device
 
     def _uuid_of(self, device):
-        """The UUID of a device that was given by index or UUID, for this process to find."""
-        if device is None or isinstance(device, str):
+        """The UUID of a device, for this process to find: the daemon need not have that one."""
+        if device is None or (isinstance(device, str) and device.startswith(("GPU-", "MIG-"))):
             return device
+        device = self._index_of(device)
         if 0 <= device < len(self._known_devices()):
             return self._known_devices()[device].uuid
         raise device_error(f"no device {device}: the daemon has {len(self._known_devices())}")
@@ -173,7 +172,7 @@ class Queries(_caid.Client):
     def memory_info(self, device: _Device | None = None) -> MemoryInfo:
         """Memory of a device: MemoryInfo, which begins with free and total bytes. Without
         `device`, of the first. Raises DeviceError."""
-        return MemoryInfo._make(self._memory_info(self._index_of(device or 0)))
+        return MemoryInfo._make(self._memory_info(self._index_of(0 if device is None else device)))
 
     def flush(self, device: _Device | None = None) -> Flushed:
         """Frees what waits to be freed, and gives empty blocks back to the driver: those of the
@@ -185,7 +184,7 @@ class Queries(_caid.Client):
         Parameters
         ----------
         device : int or str, optional
-            Index or UUID; without it, every device.
+            Index or a text (see `devices`); without it, every device.
 
         Returns
         -------

@@ -78,7 +78,7 @@ def load(
     pool : str, optional
         The pool whose members may open it; by default the caller's own.
     device : int, str, or several
-        Index in ``client.devices``, or UUID. With a list, each of these devices gets the whole model, and the
+        Index in ``client.devices``, or a text: see there. With a list, each of these devices gets the whole model, and the
         files are read once: the first has it as "llama.0", the second as "llama.1", and so on. Different parts
         of a model for several devices are several loads with `shard`, which may run beside each other.
     memory : "device" or "pinned"
@@ -361,7 +361,7 @@ def publisher(
     pool : str, optional
         The pool whose members may open it; by default the caller's own.
     device : int or str, optional
-        Index in ``client.devices``, or UUID. Without it the one on which the tensors of `like` are, or the first.
+        Index in ``client.devices``, or a text: see there. Without it the one on which the tensors of `like` are, or the first.
     timeout : float, optional
         Seconds to wait for another publisher of the name; 0: not at all. Without it, without end.
     client : Client, optional
