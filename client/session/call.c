@@ -18,8 +18,10 @@
 
 /* When a client ends, it waits so long for the daemon to read. */
 #define FLUSH_NS NSEC_PER_SEC
-/* The client's thread looks for late replies so often. */
-#define LATE_TICK_NS (100 * NSEC_PER_MSEC)
+/* A thread that waits for room looks again after this time: another one reads. */
+#define ROOM_NS (100 * NSEC_PER_MSEC)
+/* A thread that reads takes meanwhile what has come. */
+#define TURN_NS NSEC_PER_MSEC
 
 static void
 call_fds_closep(struct call_fds *fds)
@@ -136,11 +138,8 @@ call_queue(struct caid_client *client, struct call *call)
 void
 call_look_for(struct caid_client *client, struct call *call)
 {
-    if (call->late)
-        return;
+    client->n_late += !call->late;
     call->late = true;
-    if (client->n_late++ == 0)
-        client->late_due = clock_now_ns() + LATE_TICK_NS;
 }
 
 bool
@@ -689,7 +688,7 @@ wait_for_room(struct caid_client *client, uint64_t deadline_ns)
         return r;
     }
     pthread_mutex_unlock(&client->lock);
-    int r = poll_until(&poll_fd, 1, min_u64(deadline_ns, clock_now_ns() + LATE_TICK_NS));
+    int r = poll_until(&poll_fd, 1, min_u64(deadline_ns, clock_now_ns() + ROOM_NS));
     pthread_mutex_lock(&client->lock);
     return r;
 }
@@ -850,19 +849,36 @@ call_dispatch(struct caid_client *client)
 
 /* ---- replies that nobody waits for ---- */
 
+/* The client's thread is to wait in call_await_late(). */
 static uint64_t
 due(const struct caid_client *client)
 {
-    return client->n_late > 0 ? client->late_due : UINT64_MAX;
+    return client->n_late > 0 && !client->reaper.looks ? 0 : UINT64_MAX;
 }
 
 static void
 calls_tidy(struct caid_client *client, bool all UNUSED)
 {
-    if (client->n_late == 0 || client->late_due > clock_now_ns())
-        return;
-    client->late_due = clock_now_ns() + LATE_TICK_NS;
-    call_dispatch(client);
+    if (client->n_late > 0)
+        call_dispatch(client);
+}
+
+void
+call_await_late(struct caid_client *client, int wake_fd, uint64_t deadline_ns)
+{
+    struct pollfd fds[] = {
+        {.fd = client->sock, .events = POLLIN},
+        {.fd = wake_fd, .events = POLLIN},
+    };
+    eventfd_t count;
+
+    pthread_mutex_unlock(&client->lock);
+    int r = poll_until(fds, ARRAY_SIZE(fds), deadline_ns);
+    if (r == 0 && fds[1].revents)
+        (void)eventfd_read(wake_fd, &count);
+    pthread_mutex_lock(&client->lock);
+    if (r == 0 && fds[0].revents && client->reading)
+        wake_wait(&client->reaper.wake, &client->lock, clock_now_ns() + TURN_NS);
 }
 
 /* A forked child gets no reply: frees calls that were left. */

@@ -15,8 +15,8 @@
  * it: the params and all that the reply was to fill are the caller's again. The call stays in
  * flight until the reply has come, or the connection has ended. Then it gives back what it was
  * granted, and is freed. An effect that grants nothing (unlink, publish) stays; the caller cannot
- * know of it. Where no thread of the program reads, the client's thread does, now and then, as long
- * as there are such calls. No barrier waits for them (memory/block.c): blocks stay known here
+ * know of it. Where no thread of the program reads, the client's thread does, as long as there are
+ * such calls. No barrier waits for them (memory/block.c): blocks stay known here
  * meanwhile.
  *
  *   IDLE --call_queue()--> UNSENT --room--> SENT --answered, or the connection has ended--> IDLE
@@ -120,6 +120,9 @@ bool call_queue(struct caid_client *client, struct call *call);
 /* The same. The client's thread looks for the reply, since others depend on it and nobody here
  * waits for it. */
 bool call_queue_late(struct caid_client *client, struct call *call);
+/* For the client's thread: waits until a packet has come, the eventfd is written to, or the
+ * deadline has passed. Under lock, which it drops meanwhile. The client is not away. */
+void call_await_late(struct caid_client *client, int wake_fd, uint64_t deadline_ns);
 /* The client's thread looks for the reply of a call that has been queued, or was left. */
 void call_look_for(struct caid_client *client, struct call *call);
 /* The answer is not wanted any more. An UNSENT call ends at once. For a SENT one the next

@@ -54,6 +54,7 @@ close_fds(struct caid_client *client)
     client->epoll_fd = fd_close(client->epoll_fd);
     client->news_fd = fd_close(client->news_fd);
     client->wake_fd = fd_close(client->wake_fd);
+    client->reaper.wake_fd = fd_close(client->reaper.wake_fd);
 }
 
 static void

@@ -96,7 +96,6 @@ struct caid_client {
     uint32_t n_behind;          /* how many of these are to be sent again, or cancelled */
     uint32_t n_late;            /* calls whose replies the client's thread looks for */
     uint32_t deferring;         /* caid_defer_begin(): deferrals that have not ended */
-    uint64_t late_due;          /* when the thread looks next */
     struct waiter_list waiters; /* threads that wait while another one reads */
     bool reading;               /* a thread waits for packets; packet is that thread's */
     int wake_fd;                /* for call_wait_for_news(); -1: not made yet */

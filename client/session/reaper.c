@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "reaper.h"
 
+#include <sys/eventfd.h>
+
 #include "base/clock.h"
 #include "base/thread.h"
 #include "client.h"
@@ -14,11 +16,14 @@
 #define NAP_BYTES (UINT64_C(8) << 20)
 /* The time until it tries again to send what the socket did not take. */
 #define RETRY_NS NSEC_PER_MSEC
+/* Between two looks for late replies where the socket cannot be waited for. */
+#define LATE_TICK_NS (100 * NSEC_PER_MSEC)
 
 void
 reaper_init(struct reaper *reaper)
 {
     STAILQ_INIT(&reaper->queue);
+    reaper->wake_fd = -1;
 }
 
 /* ---- the thread ---- */
@@ -88,15 +93,36 @@ nap(struct caid_client *client, uint64_t until)
     reaper->napping = false;
 }
 
+/* Where the socket cannot be waited for, it is looked at now and then. */
 static void
-fall_asleep(struct caid_client *client, uint64_t due)
+await_late(struct caid_client *client)
+{
+    struct reaper *reaper = &client->reaper;
+
+    if (reaper->wake_fd < 0)
+        reaper->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    reaper->polls = reaper->wake_fd >= 0 && !client->away;
+    if (reaper->polls)
+        call_await_late(client, reaper->wake_fd, reaper->due);
+    else
+        wake_wait(&reaper->wake, &client->lock,
+                  min_u64(reaper->due, clock_now_ns() + LATE_TICK_NS));
+    reaper->polls = false;
+}
+
+static void
+fall_asleep(struct caid_client *client)
 {
     struct reaper *reaper = &client->reaper;
 
     reaper->asleep = true;
-    reaper->due = due;
-    wake_wait(&reaper->wake, &client->lock, due);
-    reaper->asleep = false;
+    reaper->looks = client->n_late > 0;
+    reaper->due = reaper_due(client);
+    if (reaper->looks)
+        await_late(client);
+    else
+        wake_wait(&reaper->wake, &client->lock, reaper->due);
+    reaper->asleep = reaper->looks = false;
 }
 
 static bool
@@ -122,7 +148,7 @@ work(struct caid_client *client)
     if (call_has_unsent(client))
         nap(client, clock_now_ns() + RETRY_NS);
     else
-        fall_asleep(client, reaper_due(client));
+        fall_asleep(client);
 }
 
 static void
@@ -173,6 +199,8 @@ void
 reaper_wake(struct caid_client *client)
 {
     wake_all(&client->reaper.wake);
+    if (client->reaper.polls)
+        eventfd_write(client->reaper.wake_fd, 1);
 }
 
 bool

@@ -47,6 +47,9 @@ struct reaper {
     uint64_t n_bytes;    /* in the queue */
     uint64_t n_freed;    /* objects given back ever, counted by the features */
     bool asleep;         /* it has to be woken; else it looks at the queue before it sleeps */
+    bool looks;          /* asleep: it looks for late replies (call.h) */
+    bool polls;          /* it does, and is woken by wake_fd */
+    int wake_fd;         /* an eventfd; -1: not made yet */
     bool napping;        /* it need not be woken for little */
     uint64_t due;        /* it sleeps until then */
     bool relaxed;        /* the thread's own: its capture mode is relaxed */
