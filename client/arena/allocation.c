@@ -103,6 +103,36 @@ arena_take(struct caid_arena *arena, uint64_t nbytes, struct allocation **ret)
     return 0;
 }
 
+/* The driver is not asked; what waits longer is of no use to a stream that has gone on. */
+#define TAKE_BACK_LOOKS 16
+
+int
+arena_take_back(struct caid_arena *arena, uint64_t nbytes, struct arena_lane lane,
+                struct allocation **ret)
+{
+    struct dealloc_entry *entry;
+    int n = 0;
+
+    if (!lane.stream || arena->n_deferred > 0)
+        return SPACE_FULL;
+    TAILQ_FOREACH_REVERSE(entry, &arena->freed_owner.entries, dealloc_entries, link) {
+        struct allocation *a = container_of(entry, struct allocation, entry);
+        if (a->nbytes == nbytes && a->lane.stream == lane.stream &&
+            a->lane.thread == lane.thread) {
+            dealloc_remove(&arena->freed, entry);
+            a->freed = false;
+            arena->n_allocs++;
+            arena->n_allocations++;
+            arena->allocated += nbytes;
+            *ret = a;
+            return 0;
+        }
+        if (++n == TAKE_BACK_LOOKS)
+            break;
+    }
+    return SPACE_FULL;
+}
+
 void
 arena_reclaim(struct allocation *allocation)
 {

@@ -411,16 +411,21 @@ caid_arena_alloc(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, uint
 {
     struct caid_error why = {0};
     struct allocation *allocation;
+    struct arena_lane lane = {0};
 
     int r = CHECK_GIVEN_OF(arena, ret, error);
     if (r == 0)
         r = arena_check_size(arena, nbytes, error);
+    if (r == 0 && (flags & CAID_ARENA_ORDERED))
+        lane = arena_lane(arena);
     if (r == 0)
-        r = arena_lock_by(arena, flags & ~(uint32_t)CAID_ARENA_LEASE_FIRST, error);
+        r = arena_lock_by(arena, flags & ~(CAID_ARENA_LEASE_FIRST | CAID_ARENA_ORDERED), error);
     if (r < 0)
         return r;
     nbytes += nbytes == 0;
-    r = arena_take(arena, nbytes, &allocation);
+    r = arena_take_back(arena, nbytes, lane, &allocation);
+    if (r == SPACE_FULL)
+        r = arena_take(arena, nbytes, &allocation);
     if (r == SPACE_FULL && (flags & CAID_ARENA_NOWAIT)) /* frequent, with error NULL */
         r = fail(error ? &why : NULL, CAID_ERR_TIMEOUT,
                  "no room for %" PRIu64 " bytes without asking anybody", nbytes);
@@ -442,9 +447,10 @@ caid_arena_alloc(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, uint
 
 /* Beyond a limit all that waits is flushed; where that fails it waits on. */
 static void
-free_locked(struct caid_arena *arena, struct allocation *allocation)
+free_locked(struct caid_arena *arena, struct allocation *allocation, struct arena_lane lane)
 {
     allocation->freed = true;
+    allocation->lane = allocation->n_parts == 0 ? lane : (struct arena_lane){0};
     arena->n_allocations--;
     arena->allocated -= allocation->nbytes;
     if (allocation->n_parts > 0)
@@ -466,9 +472,13 @@ int
 caid_arena_free(struct caid_arena *arena, uint64_t ptr, uint32_t flags,
                 struct caid_error *error)
 {
+    struct arena_lane lane = {0};
+
     int r = CHECK_CLIENT_OF(arena, error);
+    if (r == 0 && (flags & CAID_ARENA_ORDERED))
+        lane = arena_lane(arena);
     if (r == 0)
-        r = arena_lock_by(arena, flags, error);
+        r = arena_lock_by(arena, flags & ~CAID_ARENA_ORDERED, error);
     if (r < 0)
         return r;
     struct allocation *allocation = arena_find(arena, ptr);
@@ -479,7 +489,7 @@ caid_arena_free(struct caid_arena *arena, uint64_t ptr, uint32_t flags,
     else if ((flags & CAID_ARENA_NOWAIT) && asks_driver(arena, allocation))
         r = fail(error, CAID_ERR_TIMEOUT, "the driver would have to be asked");
     else
-        free_locked(arena, allocation);
+        free_locked(arena, allocation, lane);
     arena_unlock(arena);
     return r;
 }

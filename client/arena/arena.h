@@ -17,7 +17,8 @@
  * Invariants
  *   1. Work that the primary context was given before a free may use the freed memory. Before that
  *      work is done the memory is not handed out again, and its block is not given back. Nothing
- *      else frees a range.
+ *      else frees a range. The exception: pending memory that was freed on a lane
+ *      (CAID_ARENA_ORDERED) serves an allocation on that lane.
  *   2. A batch's event covers at least the work of the batches before it: batches are done in their
  *      order, and only the first one is asked.
  *   3. Every address of a block belongs to at most one struct allocation. All allocations that are
@@ -82,6 +83,13 @@ struct arena_block {
     struct dealloc_entry emptied;
 };
 
+/* A stream, as work is ordered by it: handles are used again, and the default streams' are of a
+ * context or a thread. */
+struct arena_lane {
+    uint64_t stream; /* its id and 1; 0: none */
+    uint64_t thread; /* of a default stream; 0: any */
+};
+
 struct allocation {
     RB_ENTRY(allocation) by_address;
     struct arena_block *block;
@@ -89,6 +97,7 @@ struct allocation {
     uint64_t ptr, nbytes;
     uint32_t n_parts; /* published, or being published */
     bool freed;
+    struct arena_lane lane; /* pending: on which it was freed */
 
     union {
         struct dealloc_entry entry;       /* pending */
@@ -197,6 +206,10 @@ struct allocation *arena_find(struct caid_arena *arena, uint64_t ptr);
 int arena_find_used(struct caid_arena *arena, uint64_t ptr, struct allocation **ret,
                     struct caid_error *error);
 
+/* Takes pending memory of that size back that was freed on the lane. SPACE_FULL: there is none. */
+int arena_take_back(struct caid_arena *arena, uint64_t nbytes, struct arena_lane lane,
+                    struct allocation **ret);
+
 /* Whether an allocation of so many bytes has a block of its own. */
 bool arena_is_own(const struct caid_arena *arena, uint64_t nbytes);
 /* Takes room for so many bytes where there is some: 0, SPACE_FULL, -ENOMEM. */
@@ -222,6 +235,10 @@ void arena_give_back(struct caid_arena *arena);
 void arena_block_close(struct arena_block *block);
 
 /* ---- batch.c ---- */
+
+/* That of the thread's stream, which need not be locked for it; none while that one may capture a
+ * graph, since the graph runs elsewhere. */
+struct arena_lane arena_lane(const struct caid_arena *arena);
 
 /* Whether memory is pending that is not deferred. */
 bool arena_has_pending(const struct caid_arena *arena);

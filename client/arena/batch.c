@@ -180,6 +180,34 @@ caid_arena_work_on(uint64_t stream)
     return before;
 }
 
+/* Threads are numbered from 1 on, and no number is used again, as default streams of threads are. */
+static uint64_t
+thread_number(void)
+{
+    static _Atomic uint64_t last;
+    static _Thread_local uint64_t own;
+
+    if (!own)
+        own = ++last;
+    return own;
+}
+
+struct arena_lane
+arena_lane(const struct caid_arena *arena)
+{
+    const struct drv *drv = arena_drv(arena);
+    CUstream stream = work_stream ? (CUstream)(uintptr_t)work_stream : CU_STREAM_LEGACY;
+    unsigned long long id = 0;
+    bool captures = true;
+
+    if (drv)
+        gpu_captures(drv, stream, &captures);
+    if (captures || drv->cu.cuStreamGetId(stream, &id) != CUDA_SUCCESS)
+        return (struct arena_lane){0};
+    return (struct arena_lane){.stream = id + 1,
+                               .thread = work_stream <= 2 ? thread_number() : 0};
+}
+
 /* Whether a graph is known to be captured: by the thread's stream, or by a blocking one. */
 static bool
 is_capturing(const struct caid_arena *arena)

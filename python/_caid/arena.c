@@ -95,22 +95,32 @@ current_stream(struct arena_object *self)
     return stream;
 }
 
-int
-py_arena_reserve(struct arena_object *self, uint64_t nbytes, uint64_t *ret)
+/* given NULL: the stream is asked for where the driver may be. */
+static int
+reserve(struct arena_object *self, uint64_t nbytes, const uint64_t *given, uint64_t *ret)
 {
-    struct caid_error error;
-    uint64_t stream;
-    int r = caid_arena_alloc(self->arena, nbytes, CAID_ARENA_NOWAIT, ret, NULL);
+    const uint32_t flags = given ? CAID_ARENA_ORDERED : 0;
+    struct caid_error error = {0};
+    uint64_t stream = given ? *given : 0;
+    int r = ON_STREAM(stream, caid_arena_alloc(self->arena, nbytes, flags | CAID_ARENA_NOWAIT,
+                                               ret, NULL));
 
     if (r >= 0)
         return 0;
-    error = (struct caid_error){0};
-    stream = current_stream(self);
-    WITHOUT_GIL(r = ON_STREAM(stream, caid_arena_alloc(self->arena, nbytes, 0, ret, &error)));
+    if (!given)
+        stream = current_stream(self);
+    WITHOUT_GIL(
+        r = ON_STREAM(stream, caid_arena_alloc(self->arena, nbytes, flags, ret, &error)));
     if (r >= 0)
         return 0;
     py_error_raise(self->handle.client->state, r, &error);
     return -1;
+}
+
+int
+py_arena_reserve(struct arena_object *self, uint64_t nbytes, uint64_t *ret)
+{
+    return reserve(self, nbytes, NULL, ret);
 }
 
 static PyObject *
@@ -128,27 +138,71 @@ arena_alloc(PyObject *op, PyObject *nbytes_op)
     return made;
 }
 
-static void
-give_back(struct arena_object *self, uint64_t ptr)
+static int
+give_back(struct arena_object *self, uint64_t ptr, const uint64_t *given,
+          struct caid_error *error)
 {
-    uint64_t stream;
+    const uint32_t flags = given ? CAID_ARENA_ORDERED : 0;
+    uint64_t stream = given ? *given : 0;
+    int r =
+        ON_STREAM(stream, caid_arena_free(self->arena, ptr, flags | CAID_ARENA_NOWAIT, NULL));
 
-    if (caid_arena_free(self->arena, ptr, CAID_ARENA_NOWAIT, NULL) >= 0)
-        return;
+    if (r >= 0)
+        return 0;
     self->n_freeing++;
-    stream = current_stream(self);
-    WITHOUT_GIL(ON_STREAM(stream, caid_arena_free(self->arena, ptr, 0, NULL)));
+    if (!given)
+        stream = current_stream(self);
+    WITHOUT_GIL(r = ON_STREAM(stream, caid_arena_free(self->arena, ptr, flags, error)));
     self->n_freeing--;
+    return r;
 }
 
 void
 py_arena_release(struct arena_object *self, uint64_t ptr)
 {
     if (ptr && self->arena)
-        give_back(self, ptr);
+        give_back(self, ptr, NULL, NULL);
     self->n_live--;
     if (self->over)
         arena_settle(self);
+}
+
+/* ---- by address, ordered by a stream: for libraries' allocators ---- */
+
+static PyObject *
+arena_alloc_on(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct arena_object *self = arena(op);
+    uint64_t nbytes, stream, ptr;
+
+    if (PY_ARGS(py_handle_state(op), "alloc_on", PY_ARG(nbytes), PY_ARG(stream)) < 0 ||
+        !py_handle_enter(py_handle(op)))
+        return NULL;
+    int r = reserve(self, nbytes, &stream, &ptr);
+    self->n_live += r == 0;
+    py_handle_leave(py_handle(op));
+    return r == 0 ? PyLong_FromUnsignedLongLong(ptr) : NULL;
+}
+
+/* What is of an arena that has ended has gone with it. */
+static PyObject *
+arena_free_on(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
+{
+    struct arena_object *self = arena(op);
+    struct caid_error error = {0};
+    uint64_t ptr, stream;
+
+    if (PY_ARGS(py_handle_state(op), "free_on", PY_ARG(ptr), PY_ARG(stream)) < 0)
+        return NULL;
+    if (self->arena) {
+        int r = give_back(self, ptr, &stream, &error);
+        if (r < 0)
+            return py_error_raise(py_handle_state(op), r, &error);
+        self->n_live--;
+        if (self->over)
+            arena_settle(self);
+    }
+    Py_RETURN_NONE;
 }
 
 /* ---- what is where ---- */
@@ -382,6 +436,10 @@ arena_set_create(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 
 static PyMethodDef arena_methods[] = {
     {"_alloc", arena_alloc, METH_O, PyDoc_STR("Allocates so many bytes: an Allocation.")},
+    {"_alloc_on", PY_FASTCALL(arena_alloc_on), METH_FASTCALL,
+     PyDoc_STR("Allocates so many bytes on a stream: their address.")},
+    {"_free_on", PY_FASTCALL(arena_free_on), METH_FASTCALL,
+     PyDoc_STR("Frees what _alloc_on() gave, on a stream.")},
     {"_find", arena_find, METH_O,
      PyDoc_STR("The allocation that an address lies in: (ptr, nbytes, block, offset).")},
     {"_ipc_handle", arena_ipc_handle, METH_O,

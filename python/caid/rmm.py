@@ -44,10 +44,9 @@ class MemoryResource(_resource.Resource, CallbackMemoryResource):
     If caid has no memory left, RMM gets a MemoryError, its ``bad_alloc``, also if the reason is a quota:
     caid's error is its cause.
 
-    It may be used from any thread. What RMM gives back is used again only when all work that the
-    device's primary context had by then is done, on the stream that RMM names and on all others. A
-    ``rmm.mr.PoolMemoryResource`` on top reuses memory at once, in the order of a stream, and keeps what
-    it has.
+    It may be used from any thread, and is ordered by streams, as RMM's resources are: what is given back on
+    a stream serves the next buffer of the same size on that stream at once. For all others, and after a
+    flush, it is free when all work is done that the device's primary context had by then.
 
     Graphs may be captured on the stream that is named: see docs/CONSUMERS.md.
 
@@ -64,16 +63,17 @@ class MemoryResource(_resource.Resource, CallbackMemoryResource):
         **options: Any,
     ):
         options = {"memory": memory, "pool": pool, **options}
-        self._served = served = _resource.Served(client, device, options)
+        self._served = _resource.Served(client, device, options)
+        alloc, free = self.arena._alloc_on, self.arena._free_on
 
-        def allocate(nbytes, stream=None):
+        def allocate(nbytes, stream):
             try:
-                return served.allocate(nbytes, stream).ptr
+                return alloc(nbytes, stream.__cuda_stream__()[1])
             except NO_ROOM as e:
                 raise MemoryError(str(e)) from e
 
-        def deallocate(ptr, nbytes, stream=None):
-            served.deallocate(ptr, stream)
+        def deallocate(ptr, nbytes, stream):
+            free(ptr, stream.__cuda_stream__()[1])
 
         super().__init__(allocate, deallocate)
 

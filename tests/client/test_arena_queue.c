@@ -480,3 +480,30 @@ FAULT_TEST(a_dead_context_is_done)
     cr_assert_eq(arena_get(8 * MIB), first);
     soft_control(&f.gpu, "clear");
 }
+
+/* ---- ordered by a stream ---- */
+
+ARENA_TEST(arena_queue, what_a_stream_gave_back_serves_it)
+{
+    const uint32_t flags = CAID_ARENA_ORDERED | CAID_ARENA_NOWAIT;
+    uint64_t first, again;
+    CUstream stream;
+
+    assert_cuda(f.gpu.drv->cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    caid_arena_work_on((uintptr_t)stream);
+    assert_ok(caid_arena_alloc(f.arena, 100, CAID_ARENA_ORDERED, &first, &error));
+    assert_ok(caid_arena_free(f.arena, first, flags, &error));
+    assert_ok(caid_arena_alloc(f.arena, 100, flags, &again, &error));
+    cr_assert_eq(again, first);
+    cr_assert_eq(arena_look().pending, 0);
+    arena_put(again); /* in no order: all work of the context is waited for */
+    assert_ok(caid_arena_alloc(f.arena, 100, flags, &again, &error));
+    cr_assert_neq(again, first);
+    assert_ok(caid_arena_free(f.arena, again, flags, &error));
+    defer_begin();
+    assert_ok(caid_arena_alloc(f.arena, 100, flags, &again, &error));
+    cr_assert_eq(arena_look().pending, 2, "deferred memory stays");
+    defer_end();
+    caid_arena_work_on(0);
+    assert_cuda(f.gpu.drv->cu.cuStreamDestroy(stream));
+}

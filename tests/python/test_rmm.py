@@ -39,7 +39,7 @@ def test_memory_is_freed_with_its_buffer(rmm, resource):
     assert (resource.arena.info.allocations, resource.arena.info.allocated) == (1, KIB)
     del x
     assert resource.arena.info.allocations == 0
-    with pytest.raises(caid.InvalidError, match="nothing that begins"):
+    with pytest.raises(caid.InvalidError, match="is not where an allocation starts"):
         resource._deallocate_func(12345, KIB, frameworks.RmmStream())
     in_threads(4, lambda _: [rmm.DeviceBuffer(size=i * KIB, mr=resource) for i in range(50)] and None)
     assert resource.arena.info.allocations == 0
@@ -84,6 +84,42 @@ def test_freed_memory_waits_for_the_stream_that_is_named(rmm, resource, streams)
     streams[0].gate.set()
     resource.arena.trim()
     assert rmm.DeviceBuffer(size=MIB, mr=resource).ptr == ptr
+
+
+def test_what_a_stream_gave_back_serves_it_at_once(rmm, client):
+    """The stream's order is enough, and no event is recorded; another stream, or size, gets other memory."""
+    resource = caid.rmm.MemoryResource(client)
+
+    def once(number, nbytes=MIB):
+        return rmm.DeviceBuffer(size=nbytes, mr=resource, stream=frameworks.RmmStream(number)).ptr
+
+    s, other = Stream(NON_BLOCKING), Stream(NON_BLOCKING)
+    first = once(s.number)
+    s.hold_up()
+    assert {once(s.number) for _ in range(100)} == {first}
+    assert first not in (once(other.number), once(s.number, MIB // 2), once(0))
+    assert resource.arena.info.n_flushes == 0
+    with other.captures():
+        assert once(other.number) != once(other.number), "a graph runs elsewhere"
+    s.close()
+    again = Stream(NON_BLOCKING)
+    assert once(again.number) != first, "a handle is used again"
+    again.close(), other.close()
+
+
+def test_a_default_stream_may_be_of_a_thread(rmm, client):
+    resource = caid.rmm.MemoryResource(client)
+
+    def twice(_):
+        current = Stream()
+        first, second = (rmm.DeviceBuffer(size=MIB, mr=resource).ptr for _ in range(2))
+        assert first == second
+        seen.append(first)
+        current.close()
+
+    seen = []
+    in_threads(2, twice)
+    assert len(set(seen)) == 2
 
 
 def test_a_graph_may_be_captured_on_the_stream_that_is_named(rmm, resource):

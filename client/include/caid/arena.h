@@ -91,6 +91,11 @@ enum caid_arena_flags {
     /* Of an allocation: another block is leased rather than what was freed made reusable, unless
      * there is no memory otherwise. For callers beside whom other threads may capture graphs. */
     CAID_ARENA_LEASE_FIRST = 2,
+    /* Of allocations and frees, as allocators that are ordered by streams have it: what uses the
+     * memory is on the stream of caid_arena_work_on() (0: the default stream), or is ordered with it
+     * there. What was freed so serves the next allocation of the same size on that stream at once,
+     * with no event; all others wait for the work of the whole context, as ever. */
+    CAID_ARENA_ORDERED = 4,
 };
 
 /* The stream that the calling thread works on, from now on; 0, as in the beginning: none. Returns
