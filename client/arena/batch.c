@@ -180,7 +180,7 @@ caid_arena_work_on(uint64_t stream)
     return before;
 }
 
-/* Threads are numbered from 1 on, and no number is used again, as default streams of threads are. */
+/* Threads are numbered from 1 on, and no number is used again. */
 static uint64_t
 thread_number(void)
 {

@@ -92,9 +92,9 @@ enum caid_arena_flags {
      * there is no memory otherwise. For callers beside whom other threads may capture graphs. */
     CAID_ARENA_LEASE_FIRST = 2,
     /* Of allocations and frees, as allocators that are ordered by streams have it: what uses the
-     * memory is on the stream of caid_arena_work_on() (0: the default stream), or is ordered with it
-     * there. What was freed so serves the next allocation of the same size on that stream at once,
-     * with no event; all others wait for the work of the whole context, as ever. */
+     * memory is on the stream of caid_arena_work_on() (0: the default stream), or is ordered with
+     * it there. What was freed so serves the next allocation of the same size on that stream at
+     * once, with no event; all others wait for the work of the whole context, as ever. */
     CAID_ARENA_ORDERED = 4,
 };
 
