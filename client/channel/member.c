@@ -244,8 +244,8 @@ members_over(struct caid_client *client, struct call *call)
 {
     struct caid_channel *channel = container_of(call, struct caid_channel, members);
 
-    channel->has_news = call->r == 0;
-    if (channel->has_news && !channel->closed)
+    channel->has_news = call->r == 0 && channel->member;
+    if (channel->has_news)
         reaper_kick(client);
     channel_unref(channel);
 }
@@ -298,14 +298,14 @@ apply(struct caid_channel *channel)
     pthread_mutex_unlock(&channel->lock);
     pthread_mutex_lock(&client->lock);
     channel->n_admits = 0;
-    for (size_t i = 0; i < news.n; i++)
+    for (size_t i = 0; channel->member && i < news.n; i++)
         if (!(let_in >> i & 1))
             channel->admits[channel->n_admits++] = (struct msg_admit_params){
                 .lease = channel->array->lease,
                 .member = news.ids[i],
                 .sequence = news.views[i].admitted + 1,
             };
-    if (!channel->closed && call_queue_late(client, &channel->members))
+    if (channel->member && call_queue_late(client, &channel->members))
         channel->refs++;
     call_flush(client);
     channel_unref(channel);
@@ -347,7 +347,7 @@ member_take(struct caid_channel *channel, struct caid_error *error)
     if (r < 0)
         return r;
     channel->member = member;
-    channel->page = member->page;
+    channel->page = page_ref(member->page);
     channel->core.slot = channel_slot_of(channel);
     channel->core.table = channel_table_of(member->page->slots);
     channel->core.n_slots = channel->n_slots;
@@ -423,27 +423,37 @@ member_leave(struct caid_channel *channel)
     if (channel->joined)
         page_unref(channel->joined);
     channel->joined = NULL;
+    channel->has_news = false;
     channel->n_admits = 0;
     call_cancel(client, &channel->members);
     if (!channel->member)
         return;
     if (channel->join.state == CALL_IDLE) {
         member_set_leaving(client, channel->member);
+        channel->member = NULL;
         tidy_members(client);
     } else {
         call_cancel(client, &channel->join); /* it leaves when that is over */
     }
 }
 
+/* A producer whose page was killed here puts no more: its place is free for another one. */
 static bool
-has_news(const struct channels *channels)
+is_lost(const struct caid_channel *channel)
 {
-    const struct caid_channel *channel;
+    return channel->produces && channel->member && timeline_is_dead(channel_slot_of(channel));
+}
+
+/* One for which there is something to do, or NULL. */
+static struct caid_channel *
+find_due(const struct channels *channels)
+{
+    struct caid_channel *channel;
 
     LIST_FOREACH(channel, &channels->all, entry)
-        if (channel->has_news)
-            return true;
-    return false;
+        if (channel->has_news || is_lost(channel))
+            return channel;
+    return NULL;
 }
 
 static void
@@ -452,14 +462,14 @@ tidy(struct caid_client *client, bool all UNUSED)
     struct channels *channels = client->channels;
     struct caid_channel *channel;
 
+    while ((channel = find_due(channels))) {
+        if (is_lost(channel))
+            member_leave(channel);
+        else
+            apply(channel);
+    }
     if (channels->due <= clock_now_ns())
         tidy_members(client);
-    while (has_news(channels))
-        LIST_FOREACH(channel, &channels->all, entry)
-            if (channel->has_news) {
-                apply(channel);
-                break; /* the list may be another one */
-            }
 }
 
 static void
@@ -471,7 +481,7 @@ tidy_here(struct caid_client *client)
 static uint64_t
 due(const struct caid_client *client)
 {
-    return has_news(client->channels) ? 0 : client->channels->due;
+    return find_due(client->channels) ? 0 : client->channels->due;
 }
 
 /* ---- what the daemon is told ---- */

@@ -101,6 +101,8 @@ drop_pages(struct caid_channel *channel)
         page_unref(channel->producer);
     if (channel->joined)
         page_unref(channel->joined);
+    if (channel->page)
+        page_unref(channel->page);
 }
 
 /* Never drops the client's last reference: the calling thread has entered the client. */

@@ -189,7 +189,7 @@ int channel_lane(const struct caid_channel *channel, uint64_t stream, struct lan
 
 /* Finds or makes the channel's page and member, and sets its requests up. */
 int member_take(struct caid_channel *channel, struct caid_error *error);
-/* The channel is closed, or was not made. Under the client's lock. */
+/* The channel is closed, was not made, or has lost its page. Under the client's lock. */
 void member_leave(struct caid_channel *channel);
 /* Makes JOIN, unless it stands, and waits for its answer, which is in the channel's fields then.
  * CAID_ERR_TIMEOUT: it stands on. */

@@ -28,6 +28,17 @@ check_stream(const struct caid_channel *channel, const struct lane *lane,
     return lane ? lane_check_device(lane, channel->array, error) : 0;
 }
 
+/* After a failure: the client's thread gives the place of a producer up whose page is dead. */
+static int
+tell_of_death(const struct caid_channel *channel, int r)
+{
+    if (r < 0 && timeline_is_dead(channel_slot_of(channel))) {
+        client_enter_anyway(channel->client);
+        client_leave(channel->client);
+    }
+    return r;
+}
+
 /* One frame is put at a time. */
 static int
 take_turn(struct caid_channel *channel, struct caid_error *error)
@@ -211,7 +222,7 @@ caid_channel_begin(struct caid_channel *channel, uint64_t stream, uint64_t timeo
     r = begin(channel, lane, timeout_ns, ret, error);
     if (r < 0 && lane)
         lane_put(lane);
-    return r;
+    return tell_of_death(channel, r);
 }
 
 /* ---- the end ---- */
@@ -287,7 +298,7 @@ end(struct caid_channel *channel, const struct caid_frame *frame, bool is_void,
         return r;
     }
     r = commit(channel, frame, is_void, error);
-    return r < 0 ? r : channel_check(channel, error);
+    return tell_of_death(channel, r < 0 ? r : channel_check(channel, error));
 }
 
 int
@@ -317,6 +328,7 @@ put_close(struct caid_channel *channel)
 void
 put_mark_closed(struct caid_channel *channel)
 {
-    channel_store(&channel->core.table->closed, 1);
+    if (!timeline_is_dead(channel_slot_of(channel))) /* of that readers are told */
+        channel_store(&channel->core.table->closed, 1);
     timeline_wake(channel_slot_of(channel));
 }

@@ -27,7 +27,7 @@ static const int64_t shape[] = {BYTES};
 /* The test produces and reads by two clients. */
 static struct {
     struct caid_client *client;
-    struct caid_channel *put, *get;
+    struct caid_channel *put, *get, *next;
     struct caid_frame frame;
     uint64_t stream;
 } o;
@@ -45,6 +45,7 @@ end_channels(void)
 {
     caid_channel_close(o.get);
     caid_channel_close(o.put);
+    caid_channel_close(o.next);
     if (o.stream)
         assert_ok(caid_stream_destroy(f.client, o.stream, &error));
     caid_client_close(o.client);
@@ -54,6 +55,10 @@ end_channels(void)
 #define CHANNEL_TEST(name)                                                                     \
     CAID_TEST_BETWEEN(channel, name, begin_channels(), end_channels(), .init = driver_warm_up, \
                       .timeout = 120)
+
+#define SOFT_TEST(name)                                                                        \
+    CAID_TEST_BETWEEN(channel, name, ONLY_IF(gpu_is_soft(), begin_channels()), end_channels(), \
+                      .init = driver_warm_up, .timeout = 120)
 
 static struct caid_channel_options
 options_of(const char *mode)
@@ -656,6 +661,50 @@ CHANNEL_TEST(a_reader_that_dies_holds_nothing)
     kill(framer.pid, SIGKILL);
     put(3 * SLOTS);
     process_end(&framer, 0);
+}
+
+/* The next producer need not wait until this one is closed. */
+static void
+context_dies(const char *mode)
+{
+    struct caid_channel_options options = options_of(mode);
+    struct caid_frame frame;
+    int r;
+
+    begin_streams(mode, 1);
+    put_on_stream();
+    assert_ok(caid_stream_synchronize(f.client, o.stream, 0, &error));
+    assert_ok(caid_channel_begin(o.put, o.stream, CAID_FOREVER, &frame, &error));
+    soft_control(&f.gpu, "fail *=LAUNCH_FAILED");
+    cr_assert_lt(caid_channel_commit(o.put, &frame, &error), 0);
+    soft_control(&f.gpu, "clear");
+    assert_failed(caid_channel_begin(o.put, 0, 0, &frame, &error), CAID_ERR_ABANDONED);
+    options.memory = "device";
+    options.slots = 8;
+    do
+        r = caid_channel_create(f.client, &o.next, "c", &options, &error);
+    while (r < 0 && error.code == CAID_ERR_BUSY);
+    assert_ok(r);
+    while (try_get(0) == 0) /* of a "fifo", what was whole */
+        end_frame();
+    cr_assert_eq(error.code, CAID_ERR_ABANDONED);
+    caid_channel_close(o.put);
+    o.put = o.next;
+    o.next = NULL;
+    assert_ok(caid_channel_begin(o.put, 0, CAID_FOREVER, &frame, &error));
+    assert_ok(caid_channel_commit(o.put, &frame, &error));
+    assert_ok(try_get(CAID_FOREVER));
+    end_frame();
+}
+
+SOFT_TEST(a_producer_whose_context_dies_makes_room_latest)
+{
+    context_dies("latest");
+}
+
+SOFT_TEST(a_producer_whose_context_dies_makes_room_fifo)
+{
+    context_dies("fifo");
 }
 
 static void *
