@@ -196,7 +196,7 @@ fill(struct getting *g, uint64_t sequence, uint32_t slot)
     g->frame.missed = 0;
     place->sequence = sequence;
     if (channel->latest) {
-        uint64_t due = channel->next > channel->since ? channel->next : channel->since;
+        uint64_t due = channel->next > 1 ? channel->next : channel->since;
         g->frame.missed = sequence > due ? sequence - due : 0;
     }
     g->before = channel->next;

@@ -134,7 +134,7 @@ struct caid_channel {
     struct page *producer;
     bool told;      /* that this one is dead */
     bool rejoining; /* a thread asks for the next one */
-    uint64_t since; /* "latest": the first sequence that counts as missed */
+    uint64_t since; /* "latest": what comes before it does not count as missed */
     uint64_t next;  /* "fifo": the sequence to be got next; "latest": the least that is newer */
     uint64_t let_go; /* "fifo": all up to this are, as slot 0 has been told */
     uint64_t doubts_from,

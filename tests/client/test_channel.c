@@ -394,14 +394,21 @@ CHANNEL_TEST(streams_hand_fifo_over)
 }
 
 /* A frame that a stream is still to fill is there for streams, not for the host. */
+/* A reader that is let in meanwhile counts from its first frame on. */
 CHANNEL_TEST(the_host_gets_what_has_landed)
 {
+    struct caid_frame late;
+
     begin_streams("latest", 1);
     _Atomic uint64_t *gate = gpu_gate_new(&f.gpu);
     put_on_stream();
     assert_ok(caid_stream_synchronize(f.client, o.stream, 0, &error));
     gpu_wait_at(&f.gpu, gate, (CUstream)(uintptr_t)o.stream);
     put_on_stream();
+    struct caid_channel *more = open_deep(f.client, 1);
+    assert_ok(caid_channel_get(more, 0, 0, 0, &late, &error));
+    cr_assert_eq(late.sequence, 1);
+    assert_ok(caid_channel_end(more, &late, 0, &error));
     assert_ok(try_get(0));
     cr_assert_eq(o.frame.sequence, 1);
     end_frame();
@@ -410,6 +417,12 @@ CHANNEL_TEST(the_host_gets_what_has_landed)
     assert_ok(try_get(CAID_FOREVER));
     cr_assert_eq(o.frame.sequence, 2);
     end_frame();
+    put_on_stream();
+    assert_ok(caid_stream_synchronize(f.client, o.stream, 0, &error));
+    assert_ok(caid_channel_get(more, 0, 0, 0, &late, &error));
+    cr_assert_eq(late.sequence, 3);
+    cr_assert_eq(late.missed, 1, "%d", (int)late.missed);
+    caid_channel_close(more);
     gpu_gate_free(&f.gpu, gate);
 }
 
