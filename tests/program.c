@@ -11,6 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+
+#define RECONNECT_NS (120 * NSEC_PER_SEC) /* an outage that only a hang makes as long */
+
 __thread struct caid_error error;
 
 int
@@ -24,7 +28,8 @@ program_must(int r, int allowed, const char *call)
 struct caid_client *
 program_connect(const char *socket)
 {
-    OPTIONS(caid_connect_options, options, .socket = socket);
+    OPTIONS(caid_connect_options, options, .socket = socket,
+            .reconnect_timeout_ns = RECONNECT_NS);
     struct caid_client *client;
 
     MUST(caid_connect(&client, &options, &error));

@@ -2,10 +2,13 @@
 /*
  * SIGKILL of the producer and the readers of two channels, one "latest" and one "fifo", at any
  * moment, with streams that are late. Who is killed is started anew, the next producer also while
- * the former one lives. The others go on; every byte of a frame that nobody was told about is its
- * own; and of a "fifo" no frame is missing that was not.
+ * the former one lives. One of the readers writes what it likes into its own page, of what cannot
+ * hold up a "fifo". The others go on; every byte of a frame that nobody was told about is its own;
+ * of a "fifo" no frame is missing that was not; and no sequence is used twice. Where the daemon is
+ * supervised, it is killed, too: frames go on without it, and who dies meanwhile is let go of by
+ * the next one.
  *
- * And processes that join and leave in a loop.
+ * And processes that join and leave in a loop, which leaves nothing mapped.
  */
 #include <err.h>
 #include <stdio.h>
@@ -13,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "channel/port.h"
 #include "stress.h"
 
 #define WORDS 2048
@@ -22,6 +26,10 @@
 #define LOOK_NS \
     (100 * NSEC_PER_MSEC) /* that a reader waits before it looks whether it is to end */
 #define HANG_NS (60 * NSEC_PER_SEC)
+#define SLOTS   16 /* 3, and the depths of the readers of "latest", one of whom is dead */
+
+#define LEFT_MAX \
+    64 /* pages of others that a producer has mapped, and fds and mappings of who joins */
 
 enum channel_role {
     PRODUCER,
@@ -31,11 +39,15 @@ enum channel_role {
     HOST_VIEWER,
     RECORDER,
     SLOW_RECORDER,
+    HOSTILE,
     CHANNEL_ROLES
 };
 
 struct channel_shared {
+    pid_t producing;
     _Atomic uint64_t n_frames[CHANNEL_ROLES];
+    _Atomic pid_t from[CHANNEL_ROLES]; /* the producer of the last one */
+    _Atomic uint64_t used[2];          /* the last sequence that was put: "latest", "fifo" */
     _Atomic unsigned n_told;
 };
 
@@ -43,21 +55,15 @@ struct channel_shared {
 struct label {
     uint64_t sequence;
     uint64_t before; /* of the frame before it, by the same producer; 0: this is its first */
+    pid_t producer;
 };
-
-static void
-count(struct actor *a)
-{
-    struct channel_shared *shared = a->shared;
-
-    atomic_fetch_add(&shared->n_frames[a->role - a->s->roles], 1);
-}
 
 /* ---- the producer ---- */
 
 struct output {
     struct caid_channel *channel;
     uint64_t before;
+    _Atomic uint64_t *used;
 };
 
 /* Waits for its turn. */
@@ -66,7 +72,7 @@ produce(struct actor *a, const char *mode)
 {
     const int64_t shape = WORDS;
     OPTIONS(caid_channel_options, options, .mode = mode, .typestr = "<u4", .shape = &shape,
-            .ndim = 1, .slots = 16);
+            .ndim = 1, .slots = SLOTS);
     struct caid_channel *channel;
 
     while (caid_channel_create(a->client, &channel, mode, &options, &error) < 0) {
@@ -86,31 +92,36 @@ put(struct actor *a, struct output *out)
     CUdeviceptr at = caid_array_get_info(caid_channel_array(out->channel))->ptr;
 
     MUST(caid_channel_begin(out->channel, STREAM(a->stream), HANG_NS, &frame, &error));
+    if (frame.sequence <= atomic_load(out->used))
+        errx(1, "frame %d is put a second time", (int)frame.sequence);
     for (int half = 0; half < 2; half++)
         MUST_CUDA(a->drv->cu.cuMemsetD32Async(at + frame.offset + (size_t)half * BYTES / 2,
                                               (uint32_t)frame.sequence, WORDS / 2, a->stream));
     if (rnd(a, 8) == 0) {
         MUST(caid_channel_abandon(out->channel, &frame, &error));
-        return;
+    } else {
+        struct label label = {frame.sequence, out->before, getpid()};
+        memcpy(frame.info, &label, sizeof(label));
+        MUST(caid_channel_commit(out->channel, &frame, &error));
+        out->before = frame.sequence;
     }
-    struct label label = {frame.sequence, out->before};
-    memcpy(frame.info, &label, sizeof(label));
-    MUST(caid_channel_commit(out->channel, &frame, &error));
-    out->before = frame.sequence;
+    atomic_store(out->used, frame.sequence);
 }
 
 static void
 producer(struct actor *a, unsigned unused UNUSED)
 {
+    struct channel_shared *shared = a->shared;
+
     actor_open(a);
     actor_fast(a);
-    struct output latest = {produce(a, "latest"), 0}, fifo = {NULL, 0};
+    struct output latest = {produce(a, "latest"), 0, &shared->used[0]};
+    struct output fifo = {.used = &shared->used[1]};
     if (latest.channel)
         fifo.channel = produce(a, "fifo");
     while (fifo.channel && !a->role->end) {
         put(a, &latest);
         put(a, &fifo);
-        count(a);
         usleep(rnd(a, 500));
     }
     caid_channel_close(latest.channel);
@@ -161,17 +172,25 @@ stream_of(const struct input *in)
 static void
 check_label(struct input *in, const struct caid_frame *frame)
 {
+    struct channel_shared *shared = in->a->shared;
+    size_t role = (size_t)(in->a->role - in->a->s->roles);
+    bool fifo = caid_channel_is_fifo(in->channel);
+    uint64_t missed = fifo || !in->before ? frame->missed : frame->sequence - in->before - 1;
     struct label label;
 
     memcpy(&label, frame->info, sizeof(label));
-    if (label.sequence != frame->sequence || frame->sequence <= in->before)
-        stress_fail(in->a->s, "%s: frame %d after %d says that it is %d", in->name,
-                    (int)frame->sequence, (int)in->before, (int)label.sequence);
-    if (strcmp(in->name, "fifo") == 0 && !in->told && label.before != in->before)
+    if (label.sequence != frame->sequence || frame->sequence <= in->before ||
+        frame->missed != missed)
+        stress_fail(in->a->s, "%s: frame %d after %d, %d missed, says that it is %d", in->name,
+                    (int)frame->sequence, (int)in->before, (int)frame->missed,
+                    (int)label.sequence);
+    if (fifo && !in->told && label.before != in->before)
         stress_fail(in->a->s, "fifo: frame %d comes after %d, and not after %d",
                     (int)frame->sequence, (int)in->before, (int)label.before);
     in->before = frame->sequence;
     in->told = false;
+    atomic_fetch_add(&shared->n_frames[role], 1);
+    atomic_store(&shared->from[role], label.producer);
 }
 
 /* false: there is none. */
@@ -249,12 +268,49 @@ reader(struct actor *a, unsigned role)
     while (!a->role->end) {
         while (in.n < in.depth && get(&in))
             ;
-        if (in.n)
-            count(a);
         finish(&in);
     }
     caid_channel_close(in.channel);
     caid_client_close(a->client);
+}
+
+/* ---- a hostile reader ---- */
+
+/* Announces what it likes, also what it may not, and lets go of what it never got, or never. */
+static void
+write_anything(struct actor *a, struct timeline_slot *slot, struct channel_reader *tail)
+{
+    uint64_t value = (uint64_t)rnd(a, UINT32_MAX) << rnd(a, 33);
+
+    for (int i = 0; i < CHANNEL_DEPTH_MAX; i++)
+        atomic_store(&tail->announcements[i].word, channel_word(value, rnd(a, 2 * SLOTS)));
+    atomic_store(&tail->got, value);
+    atomic_store(&tail->missed, value);
+    atomic_store(&tail->waits, value);
+    atomic_store(&slot->done, value);
+    atomic_store(&slot->submitted, value << rnd(a, 33));
+}
+
+/* It holds up no "fifo": it has let go of all, as it says. */
+static void
+hostile(struct actor *a, unsigned unused UNUSED)
+{
+    bool fifo = rnd(a, 2);
+    OPTIONS(caid_channel_options, options, .depth = DEPTH, .wait = true, .timeout_ns = HANG_NS);
+    struct caid_channel *channel;
+
+    a->client = program_connect(a->s->source.socket);
+    MUST(caid_channel_open(a->client, &channel, fifo ? "fifo" : "latest", &options, &error));
+    struct timeline_slot *slots = channel->page->slots;
+    for (unsigned i = 0; !a->role->end; i++) {
+        if (!fifo)
+            write_anything(a, &slots[0], channel_reader_of(slots));
+        else
+            atomic_store(&slots[0].done, TIMELINE_VALUE_MAX << rnd(a, 2));
+        if (i % 100 == 0)
+            usleep(100);
+    }
+    _exit(0); /* a close would wait for what it says is on its way */
 }
 
 /* ---- kills ---- */
@@ -262,10 +318,24 @@ reader(struct actor *a, unsigned role)
 static void
 start(struct stress *s, unsigned role)
 {
-    role_start(s, role, role < VIEWER ? producer : reader, role);
+    struct channel_shared *shared = s->shared;
+
+    role_start(s, role, role < VIEWER ? producer : role == HOSTILE ? hostile : reader, role);
+    if (role < VIEWER)
+        shared->producing = s->roles[role].pid;
 }
 
-/* All go on: the producers together. */
+/* There is no channel yet. */
+static void
+begin(struct stress *s)
+{
+    struct channel_shared *shared = s->shared;
+
+    shared->used[0] = shared->used[1] = 0;
+    start(s, PRODUCER);
+}
+
+/* All get frames of the last producer. */
 static void
 await_frames(struct stress *s)
 {
@@ -274,40 +344,54 @@ await_frames(struct stress *s)
 
     for (int i = 0; i < CHANNEL_ROLES; i++)
         before[i] = atomic_load(&shared->n_frames[i]);
-    for (int i = VIEWER; i < CHANNEL_ROLES; i++)
-        while (atomic_load(&shared->n_frames[i]) < before[i] + FEW) {
+    for (int i = VIEWER; i < HOSTILE; i++)
+        while (atomic_load(&shared->n_frames[i]) < before[i] + FEW ||
+               atomic_load(&shared->from[i]) != shared->producing) {
             if (clock_now_ns() > hang_ns)
                 stress_fail(s, "actor %d gets no frames", i);
             usleep(500);
         }
 }
 
+/* Before the kill, so that all that is known of it is known by the next daemon. */
 static void
-run(struct stress *s, unsigned first, unsigned n)
+begin_outage(struct stress *s)
 {
-    unsigned producing = PRODUCER, victim;
-
-    start(s, producing);
-    for (unsigned i = VIEWER; i < CHANNEL_ROLES; i++)
-        start(s, i);
-    for (s->number = first; s->number < first + n; s->number++) {
+    stress_outage(s);
+    stress_count(s, "outages");
+    if (rnd(s, 2))
         await_frames(s);
-        victim = rnd(s, 3) == 0 ? producing : VIEWER + rnd(s, CHANNEL_ROLES - VIEWER);
-        snprintf(s->what, sizeof(s->what), "actor %u is killed", victim);
-        if (victim == producing) {
-            producing = producing == PRODUCER ? NEXT : PRODUCER;
-            if (rnd(s, 2)) { /* it waits for the kill */
-                start(s, producing);
-                role_kill(s, victim);
-                stress_count(s, "producers killed, with the next one waiting");
-                continue;
-            }
-        }
-        role_kill(s, victim);
-        stress_count(s, victim < VIEWER ? "producers killed" : "readers killed");
-        start(s, victim < VIEWER ? producing : victim);
-    }
-    await_frames(s);
+}
+
+/* Returns who produces. */
+static unsigned
+kill_one(struct stress *s, unsigned producing)
+{
+    unsigned victim = rnd(s, 3) == 0 ? producing : VIEWER + rnd(s, CHANNEL_ROLES - VIEWER);
+    unsigned next = victim >= VIEWER ? victim : producing == PRODUCER ? NEXT : PRODUCER;
+    bool outage = stress_is_supervised(s) && rnd(s, 3) == 0;
+    bool waits = victim < VIEWER && !outage && rnd(s, 2);
+
+    snprintf(s->what, sizeof(s->what), "actor %u is killed%s", victim,
+             outage ? ", while there is no daemon" : "");
+    stress_count(s, victim >= VIEWER ? "readers killed"
+                    : waits          ? "producers killed, with the next one waiting"
+                                     : "producers killed");
+    if (waits)
+        start(s, next);
+    if (outage)
+        begin_outage(s);
+    role_kill(s, victim);
+    if (outage)
+        stress_revive(s);
+    if (!waits)
+        start(s, next);
+    return next < VIEWER ? next : producing;
+}
+
+static void
+end_all(struct stress *s, unsigned producing)
+{
     for (unsigned i = CHANNEL_ROLES; i-- > VIEWER;) {
         s->roles[i].end = true;
         role_join(s, i);
@@ -317,14 +401,30 @@ run(struct stress *s, unsigned first, unsigned n)
 }
 
 static void
+run(struct stress *s, unsigned first, unsigned n)
+{
+    unsigned producing = PRODUCER;
+
+    begin(s);
+    for (unsigned i = VIEWER; i < CHANNEL_ROLES; i++)
+        start(s, i);
+    for (s->number = first; s->number < first + n; s->number++) {
+        await_frames(s);
+        producing = kill_one(s, producing);
+    }
+    await_frames(s);
+    end_all(s, producing);
+}
+
+static void
 report(const struct stress *s)
 {
     const struct channel_shared *shared = s->shared;
     uint64_t n = 0;
 
-    for (int i = VIEWER; i < CHANNEL_ROLES; i++)
+    for (int i = VIEWER; i < HOSTILE; i++)
         n += shared->n_frames[i];
-    printf("%6d times readers got frames, %u times they were told that one is lost\n", (int)n,
+    printf("%6d frames were got, %u times they were told that one is lost\n", (int)n,
            shared->n_told);
 }
 
@@ -339,44 +439,80 @@ const struct scenario scenario_channel = {
     .report = report,
 };
 
+/* Of a daemon that is supervised. */
+const struct scenario scenario_outages = {
+    .name = "outages",
+    .variable = "CAID_STRESS_KILLS",
+    .amount = 30,
+    .least = 10,
+    .warm = 10,
+    .shared_size = sizeof(struct channel_shared),
+    .run = run,
+    .report = report,
+};
+
 /* ---- joins ---- */
+
+static void
+join(struct actor *a, unsigned i)
+{
+    struct input in = {.a = a,
+                       .name = i % 2 ? "fifo" : "latest",
+                       .on_host = true,
+                       .told = true};
+    OPTIONS(caid_channel_options, options, .depth = 1 + i % DEPTH, .wait = true,
+            .timeout_ns = HANG_NS);
+
+    MUST(caid_channel_open(a->client, &in.channel, in.name, &options, &error));
+    while (i % 3 && !get(&in))
+        ;
+    if (i % 5)
+        finish(&in);
+    caid_channel_close(in.channel); /* every fifth with a frame that is open */
+}
+
+static void
+check_left(const struct stress *s, const char *what, uint64_t now, uint64_t before)
+{
+    if (now > before + LEFT_MAX)
+        stress_fail(s, "%s: %d, and %d before", what, (int)now, (int)before);
+}
 
 static void
 joiner(struct actor *a, unsigned n)
 {
+    uint64_t n_fds = 0, n_mappings = 0;
+
     a->client = program_connect(a->s->source.socket);
     for (unsigned i = 0; i < n; i++) {
-        struct input in = {.a = a,
-                           .name = i % 2 ? "fifo" : "latest",
-                           .on_host = true,
-                           .told = true};
-        OPTIONS(caid_channel_options, options, .depth = 1 + i % DEPTH, .wait = true,
-                .timeout_ns = HANG_NS);
-        MUST(caid_channel_open(a->client, &in.channel, in.name, &options, &error));
-        while (i % 3 && !get(&in))
-            ;
-        if (i % 5)
-            finish(&in);
-        caid_channel_close(in.channel); /* every fifth with a frame that is open */
+        if (i == n / 10) {
+            n_fds = ledger_count_fds(getpid());
+            n_mappings = ledger_count_mappings(getpid(), "");
+        }
+        join(a, i);
     }
+    check_left(a->s, "fds of who joins", ledger_count_fds(getpid()), n_fds);
+    check_left(a->s, "mappings of who joins", ledger_count_mappings(getpid(), ""), n_mappings);
     caid_client_close(a->client);
 }
 
 static void
 run_joins(struct stress *s, unsigned first UNUSED, unsigned n)
 {
-    start(s, PRODUCER);
-    for (unsigned i = VIEWER; i < CHANNEL_ROLES; i++)
-        role_start(s, i, joiner, n / (CHANNEL_ROLES - VIEWER));
-    for (unsigned i = VIEWER; i < CHANNEL_ROLES; i++)
+    begin(s);
+    for (unsigned i = VIEWER; i < HOSTILE; i++)
+        role_start(s, i, joiner, n / (HOSTILE - VIEWER));
+    for (unsigned i = VIEWER; i < HOSTILE; i++)
         role_join(s, i);
+    check_left(s, "pages that a producer has mapped",
+               ledger_count_mappings(s->roles[PRODUCER].pid, "caid-timelines"), 0);
     s->roles[PRODUCER].end = true;
     role_join(s, PRODUCER);
 }
 
 const struct scenario scenario_joins = {
     .name = "joins",
-    .variable = "CAID_STRESS_CREATES",
+    .variable = "CAID_STRESS_JOINS",
     .amount = 500,
     .least = 20,
     .warm = 20,

@@ -84,21 +84,6 @@ use_names(struct actor *a, struct caid_array *array)
     caid_array_close(opened);
 }
 
-static size_t
-count_own_mappings(void)
-{
-    FILE *f = fopen("/proc/self/maps", "re");
-    size_t n = 0;
-    int c;
-
-    if (!f)
-        err(1, "/proc/self/maps");
-    while ((c = getc(f)) != EOF)
-        n += c == '\n';
-    fclose(f);
-    return n;
-}
-
 static void
 work(struct actor *a, unsigned n)
 {
@@ -126,9 +111,11 @@ act(struct actor *a, unsigned n)
         program_take_context(a->client);
     caid_client_close(a->client);
     work(a, n / 10);
-    uint64_t n_fds = ledger_count_fds(getpid()), n_mappings = count_own_mappings();
+    uint64_t n_fds = ledger_count_fds(getpid());
+    uint64_t n_mappings = ledger_count_mappings(getpid(), "");
     work(a, n - n / 10);
-    uint64_t fds_after = ledger_count_fds(getpid()), mappings_after = count_own_mappings();
+    uint64_t fds_after = ledger_count_fds(getpid());
+    uint64_t mappings_after = ledger_count_mappings(getpid(), "");
     if (fds_after != n_fds)
         stress_fail(a->s, "%d open fds, %d after closing the client", (int)n_fds,
                     (int)fds_after);

@@ -24,7 +24,8 @@ struct ledger {
     uint64_t figures[LEDGER_MAX]; /* those that have to come back to the start */
     size_t of_users;              /* where those of all users together begin */
     uint64_t leases, jobs;
-    bool idle;    /* nothing is held, and all of each device is free */
+    bool idle; /* nothing is held, and all of each device is free */
+    pid_t daemon;
     uint64_t rss; /* bytes of resident memory: may grow while the heap finds its size */
 };
 
@@ -33,8 +34,14 @@ struct ledger_source {
     pid_t daemon;
 };
 
+/* The daemon's process, which answers there. */
+pid_t ledger_find_daemon(const char *socket);
+
 /* The open fds of a process. */
 uint64_t ledger_count_fds(pid_t pid);
+
+/* Its mappings with that in their names; "": all. */
+uint64_t ledger_count_mappings(pid_t pid, const char *name);
 
 /* As it is now, without a flush. */
 struct ledger ledger_take(const struct ledger_source *source);
@@ -58,5 +65,5 @@ struct ledgers {
 
 /* Prints them as a table, and says whether nothing is left: half and end have the figures of start,
  * and from half to end the daemon's memory has grown by 512 KiB at most. That is not held against a
- * daemon with a sanitizer, which keeps what is freed. */
+ * daemon with a sanitizer, which keeps what is freed, nor against another process. */
 bool ledgers_check(const struct ledgers *l);

@@ -2,9 +2,9 @@
 /*
  * Runs one scenario in two halves, and takes the daemon's ledger before, between and after them: it
  * has to be the same each time, and the daemon's memory may not grow in the second half.
- *      usage: stress SCENARIO SOCKET PID MODE; PID of the daemon, which is this user's, MODE how
- *      its streams wait
- *      environment: CAID_STRESS_KILLS, CAID_STRESS_CREATES: how much is done
+ *      usage: stress SCENARIO SOCKET PID MODE; PID of the daemon or its supervisor, which are this
+ *      user's, MODE how its streams wait
+ *      environment: CAID_STRESS_KILLS, CAID_STRESS_CREATES, CAID_STRESS_JOINS: how much is done
  */
 #include "stress.h"
 
@@ -25,8 +25,8 @@
 #define MAX_DELAY_US 4000
 
 static const struct scenario *const scenarios[] = {
-    &scenario_client, &scenario_arena,   &scenario_publish, &scenario_kill,  &scenario_churn,
-    &scenario_parts,  &scenario_handoff, &scenario_channel, &scenario_joins,
+    &scenario_client, &scenario_arena,   &scenario_publish, &scenario_kill,    &scenario_churn,
+    &scenario_parts,  &scenario_handoff, &scenario_channel, &scenario_outages, &scenario_joins,
 };
 
 /* ---- for who runs a scenario ---- */
@@ -61,6 +61,29 @@ stress_look(struct stress *s)
     if (now.leases >= s->ledgers.work.leases)
         s->ledgers.work = now;
     return now;
+}
+
+bool
+stress_is_supervised(const struct stress *s)
+{
+    return s->source.daemon != s->started;
+}
+
+void
+stress_outage(struct stress *s)
+{
+    if (kill(s->started, SIGSTOP) < 0 || kill(s->source.daemon, SIGKILL) < 0)
+        stress_fail(s, "the daemon has ended by itself");
+}
+
+void
+stress_revive(struct stress *s)
+{
+    pid_t before = s->source.daemon;
+
+    kill(s->started, SIGCONT);
+    while ((s->source.daemon = ledger_find_daemon(s->source.socket)) == before)
+        usleep(1000);
 }
 
 void
@@ -235,7 +258,8 @@ stress_new(const struct scenario *scenario, char **argv)
     struct stress *s = program_share(sizeof(*s));
 
     *s = (struct stress){.random = 1,
-                         .source = {argv[2], (pid_t)atoi(argv[3])},
+                         .started = (pid_t)atoi(argv[3]),
+                         .source = {argv[2], ledger_find_daemon(argv[2])},
                          .mode = argv[4],
                          .shared = program_share(scenario->shared_size + 1)};
     for (unsigned i = 0; i < N_ROLES; i++) {

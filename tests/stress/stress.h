@@ -34,6 +34,7 @@ struct role {
 /* One run, in memory that all its processes share. */
 struct stress {
     const char *mode; /* how streams wait */
+    pid_t started;    /* the daemon, or its supervisor */
     struct ledger_source source;
     struct ledgers ledgers;
     struct role roles[N_ROLES];
@@ -69,7 +70,8 @@ struct scenario {
 };
 
 extern const struct scenario scenario_client, scenario_arena, scenario_publish, scenario_kill,
-    scenario_churn, scenario_parts, scenario_handoff, scenario_channel, scenario_joins;
+    scenario_churn, scenario_parts, scenario_handoff, scenario_channel, scenario_outages,
+    scenario_joins;
 
 /* ---- for who runs a scenario ---- */
 
@@ -82,6 +84,12 @@ void stress_count(struct stress *s, const char *what);
 
 /* The ledger as it is, which is that of the work, if it has more leases than others had. */
 struct ledger stress_look(struct stress *s);
+
+/* Whether the daemon is started again when it dies. */
+bool stress_is_supervised(const struct stress *s);
+/* Kills the daemon; there is none until stress_revive(), which waits for the next one. */
+void stress_outage(struct stress *s);
+void stress_revive(struct stress *s);
 
 /* A process of that role that runs actor with n. It is killed when it takes minutes. */
 void role_start(struct stress *s, unsigned role, void (*actor)(struct actor *, unsigned),
