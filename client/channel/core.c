@@ -79,14 +79,15 @@ announced_by(const struct core_reader *reader)
     return slots;
 }
 
-/* Of two slots, whose frame may go rather: the older one of what has landed, or else the younger
- * one of what is on its way, so that the older ones land and are seen. */
+/* Of two slots, whose frame may go rather: one of what has landed, and of the same the younger one:
+ * so the producer fills few slots again and again, which are in the caches, and the older ones of
+ * what is on its way land and are seen. */
 static bool
 is_better(uint64_t sequence, uint64_t than, uint64_t done)
 {
     if ((sequence <= done) != (than <= done))
         return sequence <= done;
-    return sequence <= done ? sequence < than : sequence > than;
+    return sequence > than;
 }
 
 int

@@ -733,7 +733,8 @@ static int
 wait_for_answer(struct caid_bracket *bracket, uint64_t deadline_ns, struct caid_error *error)
 {
     struct caid_client *client = bracket->client;
-    uint64_t spin_until_ns = bracket->asked_ns + spin_for_ns(&client->brackets->spin);
+    uint64_t spin_until_ns =
+        bracket->asked_ns + spin_for_ns(&client->brackets->spin, SPIN_MIN_NS);
     uint64_t limit_ns = bracket->begin.deadline_ns;
     struct caid_error unwanted;
 

@@ -213,7 +213,7 @@ fence_wait_submitted(const struct caid_client *client, const struct fence *fence
             return fail_timeout(fence, error);
         if (began_ns == 0)
             began_ns = now;
-        if (now - began_ns < spin_for_ns(spin))
+        if (now - began_ns < spin_for_ns(spin, 0))
             sched_yield();
         else if (!wait_for_store(slot, submitted, min_u64(WAKE_MAX_NS, deadline_ns - now)) &&
                  (r = interrupt_ask(client, error)) < 0)

@@ -4,7 +4,8 @@
  * 10 us, and as much again where a hypervisor has stopped the CPU meanwhile: more than a whole
  * hand-off under MPS (docs/PERFORMANCE.md). So if the last wait took at most SPIN_MAX_NS, the next
  * one polls for that long, and yields to others by sched_yield(2). After a longer wait the next one
- * polls only for SPIN_MIN_NS. CUDA's own host waits poll without end (CU_CTX_SCHED_SPIN, _YIELD).
+ * polls only for SPIN_MIN_NS, in which the daemon answers, or not at all, where nobody is asked:
+ * then it would be lost CPU. CUDA's own host waits poll without end (CU_CTX_SCHED_SPIN, _YIELD).
  */
 #pragma once
 
@@ -21,11 +22,11 @@ struct spin { /* zeroed at first */
 };
 
 static inline uint64_t
-spin_for_ns(const struct spin *spin)
+spin_for_ns(const struct spin *spin, uint64_t min_ns)
 {
     return atomic_load_explicit(&spin->last_ns, memory_order_relaxed) <= SPIN_MAX_NS
                ? SPIN_MAX_NS
-               : SPIN_MIN_NS;
+               : min_ns;
 }
 
 /* A wait took that long. */

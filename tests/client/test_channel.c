@@ -203,6 +203,22 @@ CHANNEL_TEST(latest_ends_at_the_largest_depth)
     }
 }
 
+CHANNEL_TEST(latest_fills_few_slots_again_and_again)
+{
+    struct caid_channel_options options = options_of("latest");
+    uint32_t slots = 0;
+
+    options.slots = 4 * SLOTS;
+    assert_ok(caid_channel_create(o.client, &o.put, "c", &options, &error));
+    o.get = open_deep(f.client, 1);
+    for (uint64_t i = 1; i < 3 * options.slots; i++) {
+        put(1);
+        get_next(i, 0);
+        slots |= UINT32_C(1) << o.frame.slot;
+    }
+    cr_assert_leq(__builtin_popcount(slots), 3);
+}
+
 CHANNEL_TEST(fifo_gives_all)
 {
     begin_both("fifo");
