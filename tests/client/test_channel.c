@@ -562,20 +562,51 @@ CHANNEL_TEST(what_does_not_fit_is_refused)
     begin_both("latest");
     assert_failed(caid_channel_create(f.client, &channel, "c", &options, &error),
                   CAID_ERR_BUSY);
-    assert_misfit(BUT(mode, "fifo"), "mode");
-    assert_misfit(BUT(shape, other), "shape");
-    assert_misfit(BUT(typestr, "|i1"), "type");
-    assert_misfit(BUT(slots, SLOTS + 1), "slots");
-    assert_misfit(BUT(memory, "device"), "memory");
+    assert_misfit(BUT(mode, "fifo"), "another mode");
+    assert_misfit(BUT(shape, other), "another shape");
+    assert_misfit(BUT(typestr, "|i1"), "another type");
+    assert_misfit(BUT(slots, SLOTS + 1), "another number of slots");
+    assert_misfit(BUT(memory, "device"), "another memory");
     assert_misfit(BUT(slots, 1), "slots");
     assert_misfit(BUT(mode, "newest"), "newest");
     OPTIONS(caid_channel_options, deep, .depth = 3);
     assert_failed(caid_channel_open(f.client, &channel, "c", &deep, &error), CAID_ERR_LIMIT);
+    cr_assert(strstr(error.message, "4 slots: its readers' depths, 1, with 3 more"), "%s",
+              error.message);
     deep.depth = 17;
     assert_failed(caid_channel_open(f.client, &channel, "c", &deep, &error), CAID_ERR_INVALID);
     assert_failed(caid_channel_open(f.client, &channel, "d", NULL, &error), CAID_ERR_NOT_FOUND);
     OWNED struct caid_array *array = make_bytes(f.client, "d", BYTES);
     assert_failed(caid_channel_open(f.client, &channel, "d", NULL, &error), CAID_ERR_INVALID);
+}
+
+static void
+two_devices(void)
+{
+    setenv("CAID_CUDA_DRIVER", "soft", 1);
+    setenv("CAID_SOFTCUDA_DEVICES", "2", 1);
+    driver_warm_up();
+}
+
+CAID_TEST_BETWEEN(channel, a_stream_of_another_device_is_refused, begin_channels(),
+                  end_channels(), .init = two_devices, .timeout = 120)
+{
+    struct caid_frame frame;
+    uint64_t far;
+
+    begin_streams("latest", 1);
+    struct caid_channel_options options = BUT(device, 1);
+    options.memory = "device";
+    options.slots = 8;
+    assert_misfit(options, "there with another device");
+    assert_ok(caid_stream_create(f.client, 1, CAID_STREAM_NON_BLOCKING, &far, &error));
+    assert_failed(caid_channel_begin(o.put, far, 0, &frame, &error), CAID_ERR_DEVICE);
+    put_on_stream();
+    assert_failed(caid_channel_get(o.get, far, 0, 0, &frame, &error), CAID_ERR_DEVICE);
+    cr_assert(strstr(error.message, "another device"), "%s", error.message);
+    assert_ok(caid_channel_get(o.get, o.stream, 0, 0, &frame, &error));
+    assert_ok(caid_channel_end(o.get, &frame, o.stream, &error));
+    assert_ok(caid_stream_destroy(f.client, far, &error));
 }
 
 CHANNEL_TEST(the_other_side_is_refused)
