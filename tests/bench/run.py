@@ -2,8 +2,8 @@
 """Runs the benchmarks, those of the daemon on one of their own, and prints their figures.
 
 usage: run.py DIR [NAME...], where DIR holds the compiled ones; NAME: soft, open, monitor, create, many,
-million, sets, handoff, channel, arena, allocators, storage, sending, weights, mpi, daemon, restart, metrics, attack, crowd,
-machines, dask; without one, all of them.
+million, sets, handoff, channel, deaths, arena, allocators, storage, sending, weights, mpi, daemon, restart, metrics,
+attack, crowd, machines, dask; without one, all of them.
 
 open, create, handoff, arena, allocators, storage, sending, weights, mpi, daemon and restart are for the GPU, where
 there is one. The others measure the daemon and libcaid alone, so they are on the software driver everywhere.
@@ -114,6 +114,12 @@ def bench_channel(folder):
         script("bench_channel.py", daemon.address)
 
 
+def bench_deaths(folder):
+    """Of who takes part in a channel."""
+    with caid.LocalDaemon(driver="soft") as daemon:
+        program(folder, "bench_deaths", daemon.address)
+
+
 def bench_arena(folder):
     with caid.LocalDaemon() as daemon:
         program(folder, "bench_arena", daemon.address)
@@ -196,6 +202,7 @@ def bench_metrics(_folder):
 
 BENCHES = {"soft": bench_soft, "open": bench_open, "monitor": bench_monitor, "create": bench_create, "many": bench_many,
            "million": bench_million, "sets": bench_sets, "handoff": bench_handoff, "channel": bench_channel,
+           "deaths": bench_deaths,
            "arena": bench_arena, "allocators": bench_allocators, "storage": bench_storage,
            "sending": bench_sending, "weights": bench_weights, "mpi": bench_mpi, "daemon": bench_daemon,
            "restart": bench_restart, "metrics": bench_metrics, "attack": bench_attack, "crowd": bench_crowd,
