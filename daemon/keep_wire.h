@@ -7,7 +7,9 @@
  *
  *     PUT   numbers, and as many fds   keep the fds; one that was under a number is replaced
  *     MAP   numbers, and as many fds   map the page of timelines (timeline.h) under each number by
- *                                      this fd, for writing; the fd is not kept
+ *                                      this fd, for writing; the fd is not kept. The answer, from
+ *                                      version 2 on, where the daemon speaks it, too:
+ *     MAPPED, UNMAPPED  numbers        whether that has been done
  *     DROP  numbers                    close the fds; a number without an fd is ignored
  *     KILL  numbers                    timeline_kill_page() of the pages that are mapped
  *     TAKE                             from the daemon; the answer is PUTs of all fds, then END
@@ -15,7 +17,7 @@
  *
  * One daemon at a time: the keeper answers the next one's TAKE when the daemon before has hung up.
  *
- * Nothing is acknowledged. The keeper has what sendmsg(2) has put into its socket, even if the
+ * Nothing else is acknowledged. The keeper has what sendmsg(2) has put into its socket, even if the
  * daemon dies at its next instruction: the packet stays in the receiver's queue, and the kernel
  * keeps its fds open (unix(7)). A keeper that dies loses all that it had. The daemon sees that, and
  * gives the next keeper everything again.
@@ -31,7 +33,8 @@
 
 #include "base/packet.h"
 
-#define KEEP_VERSION     1
+#define KEEP_VERSION     2
+#define KEEP_ANSWERS     2 /* the first version that answers MAP */
 #define KEEP_NUMBERS_MAX PACKET_FDS_MAX
 
 enum keep_type {
@@ -41,6 +44,8 @@ enum keep_type {
     KEEP_END,
     KEEP_MAP,
     KEEP_KILL,
+    KEEP_MAPPED,
+    KEEP_UNMAPPED,
 };
 
 static inline bool

@@ -62,10 +62,9 @@ keeper_deinit(struct keeper *k)
     *k = KEEPER_CLOSED;
 }
 
-/* A page that is sealed already cannot be mapped: its fd is kept all the same. Nobody waits for the
- * keeper before it seals a page, so a keeper that is held up may come too late. Then a later daemon
- * cannot have the page killed, and who waits for its dead owner is not let go (I7 is broken). */
-static void
+/* A page that is sealed already cannot be mapped: its fd is kept all the same, and no later daemon
+ * can have it killed. */
+static bool
 map_page(struct keeper *k, uint32_t number, int fd_consume)
 {
     _cleanup_fd_ int fd = fd_consume;
@@ -73,20 +72,39 @@ map_page(struct keeper *k, uint32_t number, int fd_consume)
     void *page;
 
     if (slot->fd == 0 || slot->page)
-        return;
+        return slot->page;
     page = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (page == MAP_FAILED)
+    if (page == MAP_FAILED) {
         log_warning("a page of timelines cannot be mapped: %s", strerror(errno));
-    else
-        slot->page = page;
+        return false;
+    }
+    slot->page = page;
+    return true;
+}
+
+/* A daemon that does not read its answers waits for none. */
+static void
+map_pages(struct keeper *k, const struct keep_packet *p, const int *fds)
+{
+    struct keep_packet done = {.version = KEEP_VERSION, .type = KEEP_MAPPED};
+    struct keep_packet failed = {.version = KEEP_VERSION, .type = KEEP_UNMAPPED};
+
+    for (uint32_t i = 0; i < p->n; i++) {
+        struct keep_packet *to = map_page(k, p->numbers[i], fds[i]) ? &done : &failed;
+        to->numbers[to->n++] = p->numbers[i];
+    }
+    if (p->version < KEEP_ANSWERS)
+        return;
+    if (done.n > 0)
+        keep_send(k->sock, &done, NULL);
+    if (failed.n > 0)
+        keep_send(k->sock, &failed, NULL);
 }
 
 static void
 carry_out_one(struct keeper *k, enum keep_type type, uint32_t number, int fd)
 {
-    if (type == KEEP_MAP)
-        map_page(k, number, fd);
-    else if (type != KEEP_KILL)
+    if (type != KEEP_KILL)
         set(k, number, fd);
     else if (k->slots[number].page)
         timeline_kill_page(k->slots[number].page);
@@ -117,7 +135,9 @@ carry_out(struct keeper *k, const struct keep_packet *p, const int *fds)
     for (uint32_t i = 0; i < p->n; i++)
         if (p->numbers[i] >= k->limit)
             return -EBADMSG;
-    for (uint32_t i = 0; i < p->n; i++)
+    if (p->type == KEEP_MAP)
+        map_pages(k, p, fds);
+    for (uint32_t i = 0; i < p->n && p->type != KEEP_MAP; i++)
         carry_out_one(k, p->type, p->numbers[i], keep_has_fds(p->type) ? fds[i] : 0);
     return 0;
 }

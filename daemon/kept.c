@@ -22,7 +22,8 @@
 
 enum { /* what is still to be sent about a number, in the order of sending */
     DUE_KILL = 1,
-    DUE_FD = 2
+    DUE_FD = 2,
+    DUE_MAP = 4
 };
 
 /* ---- what is still to be sent; all with the lock ---- */
@@ -63,7 +64,9 @@ next_word(const struct kept_slot *slot)
 {
     if (slot->due & DUE_KILL)
         return KEEP_KILL;
-    return slot->fd > 0 ? KEEP_PUT : KEEP_DROP;
+    if (slot->due & DUE_FD)
+        return slot->fd > 0 ? KEEP_PUT : KEEP_DROP;
+    return KEEP_MAP;
 }
 
 /* Fills a packet with the first numbers that are due, as many as one packet of one type can have.
@@ -73,7 +76,7 @@ fill_packet(const struct kept *k, struct keep_packet *p, int fds[KEEP_NUMBERS_MA
 {
     uint32_t max = (uint32_t)min_u64(k->n_due, KEEP_NUMBERS_MAX);
 
-    *p = (struct keep_packet){.version = KEEP_VERSION};
+    *p = (struct keep_packet){.version = k->version};
     for (uint32_t i = k->first_due; p->n < max; i++) {
         if (!k->slots[i].due)
             continue;
@@ -81,7 +84,7 @@ fill_packet(const struct kept *k, struct keep_packet *p, int fds[KEEP_NUMBERS_MA
             p->type = (uint16_t)next_word(&k->slots[i]);
         else if (p->type != next_word(&k->slots[i]))
             break;
-        fds[p->n] = k->slots[i].fd;
+        fds[p->n] = p->type == KEEP_MAP ? k->slots[i].write : k->slots[i].fd;
         p->numbers[p->n++] = i;
     }
 }
@@ -89,11 +92,13 @@ fill_packet(const struct kept *k, struct keep_packet *p, int fds[KEEP_NUMBERS_MA
 static void
 kept_settle(struct kept *k, const struct keep_packet *p)
 {
-    uint8_t said = p->type == KEEP_KILL ? DUE_KILL : DUE_FD;
+    uint8_t said = p->type == KEEP_KILL ? DUE_KILL : p->type == KEEP_MAP ? DUE_MAP : DUE_FD;
 
     for (uint32_t i = 0; i < p->n; i++) {
-        const struct kept_slot *slot = &k->slots[p->numbers[i]];
+        struct kept_slot *slot = &k->slots[p->numbers[i]];
 
+        if (p->type == KEEP_MAP)
+            slot->n_asked++;
         set_slot(k, p->numbers[i], slot->fd, slot->due & ~said);
     }
     k->first_due = p->numbers[0];
@@ -122,13 +127,36 @@ send_some(struct kept *k)
     if (k->n_due == 0)
         return 1;
     fill_packet(k, &p, fds);
-    r = keep_send(k->sock, &p, p.type == KEEP_PUT ? fds : NULL);
+    r = keep_send(k->sock, &p, keep_has_fds(p.type) ? fds : NULL);
     if (r == 0)
         kept_settle(k, &p);
     if (r == 0 || keep_is_passing(r))
         return r;
     set_lost(k);
     return -ENOTCONN;
+}
+
+/* What the keeper answers; all with the lock. */
+static void
+read_answers(struct kept *k)
+{
+    int fds[KEEP_NUMBERS_MAX];
+    struct keep_packet p;
+
+    while (kept_is_there(k) && keep_recv(k->sock, &p, fds, MSG_DONTWAIT) > 0) {
+        keep_close(fds, keep_has_fds(p.type) ? p.n : 0);
+        if (p.type != KEEP_MAPPED && p.type != KEEP_UNMAPPED)
+            continue;
+        for (uint32_t i = 0; i < p.n; i++) {
+            struct kept_slot *slot = p.numbers[i] < k->end ? &k->slots[p.numbers[i]] : NULL;
+
+            if (slot && slot->n_asked > 0) {
+                slot->n_asked--;
+                slot->is_mapped = p.type == KEEP_MAPPED;
+            }
+        }
+        k->is_slow = false;
+    }
 }
 
 static void
@@ -201,6 +229,7 @@ check_end(struct kept *k, const struct keep_packet *p)
         return -EPROTO;
     pthread_mutex_lock(&k->lock);
     has_room = p->numbers[0] >= k->end;
+    k->version = (uint16_t)min_u64(p->version, KEEP_VERSION);
     if (has_room)
         k->limit = (uint32_t)min_u64(p->numbers[0], fds_max());
     pthread_mutex_unlock(&k->lock);
@@ -243,8 +272,12 @@ use_socket(struct kept *k, int sock_consume)
     fd_close(k->sock);
     k->sock = TAKE_FD(sock);
     for (uint32_t i = 0; i < k->end && k->state != KEPT_STARTS; i++)
-        if (k->slots[i].fd > 0)
-            set_slot(k, i, k->slots[i].fd, k->slots[i].due | DUE_FD);
+        if (k->slots[i].fd > 0) {
+            k->slots[i].n_asked = 0;
+            k->slots[i].is_mapped = false;
+            set_slot(k, i, k->slots[i].fd,
+                     k->slots[i].due | DUE_FD | (k->slots[i].write > 0 ? DUE_MAP : 0));
+        }
     if (k->state != KEPT_ENDS)
         k->state = KEPT_THERE;
     pthread_mutex_unlock(&k->lock);
@@ -286,7 +319,7 @@ static void
 await(struct kept *k, int sock, short events, int timeout_ms)
 {
     struct pollfd polls[] = {
-        {.fd = sock, .events = events},
+        {.fd = sock, .events = (short)(events | POLLIN)},
         {.fd = k->wake, .events = POLLIN},
     };
     uint64_t count;
@@ -294,11 +327,12 @@ await(struct kept *k, int sock, short events, int timeout_ms)
 
     poll(polls, ARRAY_SIZE(polls), timeout_ms);
     n = read(k->wake, &count, sizeof(count));
-    if (polls[0].revents & (POLLHUP | POLLERR)) {
-        pthread_mutex_lock(&k->lock);
+    pthread_mutex_lock(&k->lock);
+    if (polls[0].revents & POLLIN)
+        read_answers(k);
+    if (polls[0].revents & (POLLHUP | POLLERR))
         set_lost(k);
-        pthread_mutex_unlock(&k->lock);
-    }
+    pthread_mutex_unlock(&k->lock);
 }
 
 static void
@@ -527,19 +561,60 @@ kept_put(struct kept *k, int fd, uint32_t *ret_number)
     return r;
 }
 
+/* `write` may be closed from now on. With the lock. */
+static void
+end_mapping(struct kept *k, uint32_t number)
+{
+    struct kept_slot *slot = &k->slots[number];
+
+    slot->write = 0;
+    set_slot(k, number, slot->fd, slot->due & (uint8_t)~DUE_MAP);
+}
+
 int
 kept_put_page(struct kept *k, int fd, int write, uint32_t *ret_number)
 {
-    struct keep_packet p = {.version = KEEP_VERSION, .type = KEEP_MAP, .n = 1};
     int r = kept_put(k, fd, ret_number);
 
-    if (r == 0) {
-        p.numbers[0] = *ret_number;
-        pthread_mutex_lock(&k->lock);
-        keep_send(k->sock, &p, &write);
-        pthread_mutex_unlock(&k->lock);
-    }
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&k->lock);
+    k->slots[*ret_number].write = write;
+    k->slots[*ret_number].is_mapped = false;
+    if (kept_post(k, *ret_number, fd, DUE_MAP) == KEPT_LATER)
+        r = KEPT_LATER;
+    pthread_mutex_unlock(&k->lock);
     return r;
+}
+
+/* Whether there is an answer to wait for. With the lock. */
+static bool
+map_is_open(struct kept *k, const struct kept_slot *slot)
+{
+    read_answers(k);
+    return kept_is_there(k) && k->version >= KEEP_ANSWERS &&
+           (slot->n_asked > 0 || (slot->due & DUE_MAP));
+}
+
+bool
+kept_await_map(struct kept *k, uint32_t number, uint64_t timeout_ns)
+{
+    uint64_t end_ns = clock_now_ns() + timeout_ns;
+    struct kept_slot *slot = &k->slots[number];
+    bool is_done;
+
+    pthread_mutex_lock(&k->lock);
+    while (map_is_open(k, slot) && !k->is_slow) {
+        k->is_slow = clock_now_ns() >= end_ns;
+        pthread_mutex_unlock(&k->lock);
+        poll(&(struct pollfd){.fd = k->sock, .events = POLLIN}, 1, 1);
+        pthread_mutex_lock(&k->lock);
+    }
+    is_done = (slot->is_mapped && !map_is_open(k, slot)) || k->version < KEEP_ANSWERS ||
+              !kept_is_there(k);
+    end_mapping(k, number);
+    pthread_mutex_unlock(&k->lock);
+    return is_done;
 }
 
 void
@@ -563,6 +638,7 @@ kept_drop(struct kept *k, uint32_t number)
     pthread_mutex_lock(&k->lock);
     if (k->slots[number].fd > 0) {
         fd = k->slots[number].fd;
+        end_mapping(k, number);
         kept_post(k, number, 0, DUE_FD);
     }
     pthread_mutex_unlock(&k->lock);

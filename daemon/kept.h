@@ -28,8 +28,11 @@
 #define KEPT_LATER 1
 
 struct kept_slot {
-    int fd;      /* 0: none */
-    uint8_t due; /* what the keeper is still to be sent */
+    int fd;           /* 0: none */
+    int write;        /* of a page that is not sealed: by which it is mapped; 0: none */
+    uint32_t n_asked; /* MAPs that are not answered: also of former pages of this number */
+    bool is_mapped;   /* as the last answer says */
+    uint8_t due;      /* what the keeper is still to be sent */
     bool is_found;
 };
 
@@ -48,6 +51,8 @@ struct kept {
     int wake;   /* eventfd(2): the thread has something to do */
     int logged; /* -errno: the last reason in the log why there is no keeper */
     bool is_started;
+    bool is_slow;     /* under the lock: kept_await_map() has timed out, with no answer since */
+    uint16_t version; /* of what the keeper understands, as ours at most */
     _Atomic bool is_stuck; /* a kept_wait() has timed out, and nothing could be sent since */
     _Atomic enum kept_state state;  /* changed with the lock, as are: */
     _Atomic uint32_t n_due, n_kept; /* slots; fds that the keeper has, as long as it is there */
@@ -87,9 +92,14 @@ int kept_start(struct kept *k);
 /* Keeps fd under a free number. 0: the keeper has it; KEPT_LATER; -ENFILE: it takes no more;
  * -ENOTCONN: nothing is kept. */
 int kept_put(struct kept *k, int fd, uint32_t *ret_number);
-/* The same for a page of timelines (shared_page.h). The keeper maps it by `write`, if it gets the
- * page at once. */
+/* The same for a page of timelines (shared_page.h), which the keeper maps by `write`: that is
+ * borrowed until kept_await_map() or kept_drop(). */
 int kept_put_page(struct kept *k, int fd, int write, uint32_t *ret_number);
+/* To be called before the page is sealed, since nobody can map it afterwards. Most often the keeper
+ * has mapped it long before. false: a keeper that is there has not within the time, and then nobody
+ * can kill the page once this daemon has gone. One that has been too slow once is not waited for
+ * again before it answers, nor is one that is older than such answers. */
+bool kept_await_map(struct kept *k, uint32_t number, uint64_t timeout_ns);
 /* Has the keeper kill the page that is under that number. */
 void kept_kill_page(struct kept *k, uint32_t number);
 /* Keeps fd under that number, in place of the fd that it has, in one step. Errors as kept_put(). */

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/macros.h"
 #include "timeline.h"
@@ -15,6 +16,8 @@
 /* Of the daemon's fds, at most this part for pages, two each: connections and blocks need the
  * rest. */
 #define FDS_PART 4
+/* The keeper has so long to map a page that is to be sealed: it has been told long before. */
+#define MAP_NS (100 * NSEC_PER_MSEC)
 
 struct shared_page {
     RB_ENTRY(shared_page) node;
@@ -155,7 +158,7 @@ shared_page_new(struct shared_pages *pages, uint64_t id, size_t tail,
     if (r < 0)
         return r;
     if (kept_put_page(pages->kept, p->read, p->write, &p->kept) < 0)
-        p->kept = 0;
+        p->kept = 0; /* nobody kills it after this daemon */
     shared_page_add(pages, p, ret);
     return 0;
 }
@@ -187,6 +190,10 @@ shared_page_seal(struct shared_pages *pages, uint64_t id)
     struct shared_page *p = shared_page_find(pages, id);
     bool sealed;
 
+    if (p->kept && !p->is_former && !kept_await_map(pages->kept, p->kept, MAP_NS))
+        log_warning(
+            "the keeper has not mapped a page of timelines: if this daemon ends before its "
+            "owner, and that dies, who waits for it is not let go");
     fcntl(p->write, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
     sealed = fcntl(p->write, F_GET_SEALS) &
              F_SEAL_FUTURE_WRITE; /* the owner may have sealed it */

@@ -1038,5 +1038,10 @@ CAID_TEST_BETWEEN(channel, frames_go_on_without_the_daemon,
     cr_assert_eq(o.frame.sequence, 4);
     assert_ok(caid_channel_end(more, &o.frame, 0, &error));
     caid_channel_close(more);
+    kill_daemon();
     process_end(&framer, SIGKILL);
+    assert_failed(try_get(CAID_FOREVER), CAID_ERR_ABANDONED);
+    o.put = create(o.client, "fifo");
+    put(1);
+    get_next(5, 0);
 }

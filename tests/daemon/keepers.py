@@ -14,8 +14,8 @@ import time
 from conftest import BUILD, DEADLINE, daemon_env, wait_for
 
 PROGRAM = BUILD / "bin" / "caid-keeper"
-PUT, DROP, TAKE, END, MAP, KILL = range(1, 7)
-VERSION = 1
+PUT, DROP, TAKE, END, MAP, KILL, MAPPED, UNMAPPED = range(1, 9)
+VERSION = 2
 MAX = 253  # numbers in a packet
 
 
@@ -120,6 +120,8 @@ class Link:
             kind, numbers, fds = self.receive()
             if kind == END:
                 return found, numbers[0]
+            if kind in (MAPPED, UNMAPPED):
+                continue
             assert kind == PUT and len(numbers) == len(fds)
             found.update((number, os.fstat(fd).st_ino) for number, fd in zip(numbers, fds))
             for fd in fds:

@@ -17,7 +17,7 @@ import hypothesis.strategies as st
 import keepers
 import pytest
 from conftest import DEADLINE, become, daemon_env, fork, needs_root, wait_for
-from keepers import DROP, END, KILL, MAP, MAX, PUT, TAKE, Keeper, packet
+from keepers import DROP, END, KILL, MAP, MAPPED, MAX, PUT, TAKE, UNMAPPED, Keeper, packet
 
 FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, which Python does not name
 
@@ -171,11 +171,13 @@ def test_a_page_is_killed_by_who_has_it_mapped(keeper):
     with keeper.connect() as link:
         link.put({1: fds[0], 2: fds[1]})
         link.send(packet(MAP, [1]), fds[:1])
-        assert list(link.take()[0]) == [1, 2]  # it has them
+        assert link.receive()[:2] == (MAPPED, (1,))
         for fd in fds:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FUTURE_WRITE)
         link.send(packet(MAP, [2]), fds[1:])
         link.send(packet(MAP, [3]), fds[1:])
+        assert [link.receive()[:2] for _ in range(2)] == [(UNMAPPED, (2,)), (UNMAPPED, (3,))]
+        link.send(packet(MAP, [1], version=1), fds[:1])  # of a daemon that does not read answers
         link.send(packet(KILL, [1, 2, 3]))
         assert sorted(link.take()[0]) == [1, 2]
         done = [struct.unpack_from("Q", os.pread(fd, 4096, 0), 256 * 15)[0] for fd in fds]

@@ -291,6 +291,39 @@ CAID_TEST_BETWEEN(kept, a_page_is_killed_by_a_keeper_that_does_not_read_yet, beg
     close(fd);
 }
 
+/* Whether the keeper maps a page that it is given, and that is sealed before it is, if so asked. */
+static bool
+is_mapped(struct kept *k, bool sealed, uint64_t timeout_ns)
+{
+    int fd = memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    uint32_t page;
+
+    cr_assert_eq(ftruncate(fd, TIMELINE_PAGE_BYTES), 0);
+    if (sealed)
+        cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE), 0);
+    cr_assert_geq(kept_put_page(k, fd, fd, &page), 0);
+    bool mapped = kept_await_map(k, page, timeout_ns);
+    close(kept_drop(k, page));
+    return mapped;
+}
+
+CAID_TEST_BETWEEN(kept, a_page_is_waited_for_before_it_is_sealed, begin(), end(), .timeout = 60)
+{
+    struct kept k;
+
+    open_kept(&k);
+    cr_assert_eq(kept_start(&k), 0);
+    stop_keeper();
+    cr_assert_not(is_mapped(&k, false, 1000000), "the keeper is stopped");
+    cr_assert_not(is_mapped(&k, false, LONG_NS), "it is not waited for again");
+    kill(keeper_pid, SIGCONT);
+    while (!is_mapped(&k, false, LONG_NS)) /* until it has answered the first */
+        ;
+    cr_assert_not(is_mapped(&k, true, LONG_NS), "it answers that it cannot");
+    cr_assert(is_mapped(&k, false, LONG_NS));
+    kept_deinit(&k);
+}
+
 CAID_TEST_BETWEEN(kept, a_keeper_that_is_coming_back_is_given_all_before_the_end, begin(),
                   end(), .timeout = 60)
 {
