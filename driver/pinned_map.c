@@ -64,21 +64,22 @@ map_aligned(int fd, size_t size, int protection)
     return ptr;
 }
 
-/* *ret_left: it failed, and has left the range registered. */
-static int
-register_host(const struct drv *drv, struct pinned_map *map, enum vmm_mode mode, bool *ret_left,
-              struct drv_error *err)
+int
+pinned_map_register(const struct drv *drv, struct pinned_map *map, enum vmm_mode mode,
+                    struct drv_error *err)
 {
     unsigned int flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
                          (mode == VMM_READ ? CU_MEMHOSTREGISTER_READ_ONLY : 0);
 
-    *ret_left = false;
-    int r = DRV_CALL(drv, err, cuMemHostRegister, map->host, map->size, flags);
-    if (r < 0)
-        return r;
-    r = DRV_CALL(drv, err, cuMemHostGetDevicePointer, &map->ptr, map->host, 0);
-    if (r < 0)
-        *ret_left = drv->cu.cuMemHostUnregister(map->host) != CUDA_SUCCESS;
+    if (!map->registered) {
+        int r = DRV_CALL(drv, err, cuMemHostRegister, map->host, map->size, flags);
+        if (r < 0)
+            return r;
+        map->registered = true;
+    }
+    int r = DRV_CALL(drv, err, cuMemHostGetDevicePointer, &map->ptr, map->host, 0);
+    if (r < 0 && drv->cu.cuMemHostUnregister(map->host) == CUDA_SUCCESS)
+        map->registered = false;
     return r;
 }
 
@@ -90,11 +91,10 @@ pinned_map_drop(struct pinned_map *map)
 }
 
 int
-pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_mode mode,
-               struct pinned_map *ret, struct drv_error *err)
+pinned_map_new(int fd, size_t size, enum vmm_mode mode, struct pinned_map *ret,
+               struct drv_error *err)
 {
     int protection = mode == VMM_READ ? PROT_READ : PROT_READ | PROT_WRITE;
-    bool left;
 
     int r = check_file(fd, size, err);
     if (r < 0)
@@ -110,11 +110,6 @@ pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_mode mode,
         pinned_map_drop(&map);
         return r;
     }
-    r = register_host(drv, &map, mode, &left, err);
-    if (r < 0 && !left)
-        pinned_map_drop(&map);
-    if (r < 0)
-        return r;
     *ret = map;
     return 0;
 }
@@ -122,7 +117,7 @@ pinned_map_new(const struct drv *drv, int fd, size_t size, enum vmm_mode mode,
 CUresult
 pinned_map_free(const struct drv *drv, struct pinned_map *map)
 {
-    CUresult result = drv->cu.cuMemHostUnregister(map->host);
+    CUresult result = map->registered ? drv->cu.cuMemHostUnregister(map->host) : CUDA_SUCCESS;
 
     if (result == CUDA_SUCCESS)
         pinned_map_drop(map);

@@ -71,12 +71,17 @@ channel_sleep(const struct caid_client *client, _Atomic uint64_t *waits,
 }
 
 int
-channel_lane(const struct caid_channel *channel, uint64_t stream, struct lane **ret,
+channel_lane(struct caid_channel *channel, uint64_t stream, struct lane **ret,
              struct caid_error *error)
 {
     int32_t device = caid_array_get_info(channel->array)->device;
+    int r = 0;
 
-    return lane_get(channel->client, stream, device, ret, error);
+    if (channel->on_host && !atomic_load_explicit(&channel->registered, memory_order_relaxed)) {
+        r = caid_array_register(channel->array, error);
+        atomic_store_explicit(&channel->registered, r == 0, memory_order_relaxed);
+    }
+    return r < 0 ? r : lane_get(channel->client, stream, device, ret, error);
 }
 
 /* ---- life ---- */
@@ -267,7 +272,8 @@ open_there(struct caid_client *client, const struct spec *spec, struct caid_arra
 {
     struct caid_open_options options = {.struct_size = sizeof(options),
                                         .pool = spec->options.pool,
-                                        .mode = "rw"};
+                                        .mode = "rw",
+                                        .host_only = true};
     struct caid_array *array;
 
     int r = caid_array_open(client, &array, spec->name, &options, error);
@@ -299,6 +305,7 @@ make_array(struct caid_client *client, const struct spec *spec, struct caid_arra
         .ndim = o->ndim + 1,
         .memory = o->memory,
         .metadata = metadata[spec->latest],
+        .host_only = true,
     };
 
     return caid_array_create(client, ret, &options, error);
@@ -449,7 +456,8 @@ open_reading(struct caid_client *client, const char *name, const struct caid_cha
 {
     const struct caid_open_options options = {.struct_size = sizeof(options),
                                               .pool = o->pool,
-                                              .device_uuid = o->device_uuid};
+                                              .device_uuid = o->device_uuid,
+                                              .host_only = true};
 
     return caid_array_open(client, ret, name, &options, error);
 }

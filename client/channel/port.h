@@ -115,7 +115,8 @@ struct caid_channel {
     struct page *page;
     struct member *member;
 
-    atomic_bool lost; /* the connection has ended */
+    atomic_bool lost;       /* the connection has ended */
+    atomic_bool registered; /* memory of the host is streams', too */
 
     pthread_mutex_t lock;
 
@@ -181,8 +182,9 @@ void channel_unref(struct caid_channel *channel);
  * `waits` tells that process. CAID_ERR_TIMEOUT, CAID_ERR_INTERRUPTED. */
 int channel_sleep(const struct caid_client *client, _Atomic uint64_t *waits,
                   const struct fence *fence, uint64_t deadline_ns, struct caid_error *error);
-/* lane_get(), where 1 and 2 are of the array's device if no context is current. */
-int channel_lane(const struct caid_channel *channel, uint64_t stream, struct lane **ret,
+/* lane_get(), after which memory of the host is the device's, too. 1 and 2 are of the array's
+ * device if no context is current. */
+int channel_lane(struct caid_channel *channel, uint64_t stream, struct lane **ret,
                  struct caid_error *error);
 
 /* ---- member.c ---- */

@@ -173,9 +173,16 @@ check_reach(const struct caid_array *array, struct caid_error *error)
         by->uuid, own->uuid);
 }
 
+static enum vmm_mode
+mode_of(const struct caid_array *array)
+{
+    return array->info.readonly ? VMM_READ : VMM_READ_WRITE;
+}
+
 /* Gives an array its address. */
 static int
-array_map(struct caid_array *array, const char *device_uuid, struct caid_error *error)
+array_map(struct caid_array *array, const struct array_request *request,
+          struct caid_error *error)
 {
     struct caid_client *client = array->client;
     struct caid_array_info *info = &array->info;
@@ -183,20 +190,43 @@ array_map(struct caid_array *array, const char *device_uuid, struct caid_error *
 
     if (!array->block)
         return 0;
-    int r = gpu_find_place(client, info->device, device_uuid, &array->place, error);
-    if (r == 0)
+    bool host_only = request->host_only && array->block->kind == BLOCK_PINNED;
+    int r = host_only ? 0
+                      : gpu_find_place(client, info->device, request->device_uuid,
+                                       &array->place, error);
+    if (r == 0 && !host_only)
         r = check_reach(array, error);
     if (r == 0)
-        r = block_map(client, array->block, info->readonly ? VMM_READ : VMM_READ_WRITE,
-                      array->place, &base, error);
+        r = block_map(client, array->block, mode_of(array),
+                      host_only ? BLOCK_NO_PLACE : array->place, &base, error);
     if (r < 0)
         return r;
     info->ptr = base.ptr + info->offset;
     info->block_size = array->block->size;
     info->host_ptr = base.host ? (char *)base.host + info->offset : NULL;
+    if (host_only)
+        return 0;
     info->mapped_ordinal = client->gpu.devices[array->place].ordinal;
     info->mapped_device = client->gpu.devices[array->place].index;
     return 0;
+}
+
+int
+caid_array_register(const struct caid_array *array, struct caid_error *error)
+{
+    struct block_address base;
+    uint32_t place;
+
+    int r = CHECK_CLIENT_OF(array, error);
+    if (r < 0 || !array->block || array->block->kind != BLOCK_PINNED)
+        return r;
+    r = gpu_find_place(array->client, array->info.device, NULL, &place, error);
+    if (r == 0)
+        r = block_map(array->client, array->block, mode_of(array), place, &base, error);
+    if (r == 0 && base.ptr + array->info.offset != array->info.ptr)
+        r = fail(error, CAID_ERR_UNSUPPORTED,
+                 "the device has host memory at another address than the host");
+    return r;
 }
 
 /* Also in what the program was given before. */
@@ -218,7 +248,7 @@ array_request_run(struct caid_client *client, struct array_request *request,
     r = get_leases(client, request, error);
     client_leave(client);
     for (size_t i = 0; r == 0 && i < request->n_got; i++)
-        r = array_map(request->arrays[i], request->device_uuid, error);
+        r = array_map(request->arrays[i], request, error);
     if (r < 0)
         for (size_t i = 0; i < request->n_got; i++)
             array_close_now(request->arrays[i]);

@@ -94,6 +94,7 @@ struct array_request {
     uint64_t generation; /* of the first array */
     int32_t refusal;     /* the daemon's error code; 0: it has not refused */
     bool readonly;
+    bool host_only; /* as caid_open_options */
     const char
         *device_uuid; /* UUID of the device that is to reach them; NULL: see gpu_find_place() */
 };

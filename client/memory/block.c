@@ -457,24 +457,39 @@ map_legacy(struct caid_client *client, struct block *block, uint32_t place,
 }
 
 static int
+register_pinned(struct caid_client *client, struct block *block, struct pinned_map *map,
+                enum vmm_mode mode, uint32_t place, struct caid_error *error)
+{
+    struct drv_error cause = {0};
+    const struct drv *drv;
+
+    int r = gpu_push_place(client, place, &drv, error);
+    if (r < 0)
+        return r;
+    block->place = place;
+    r = pinned_map_register(drv, map, mode, &cause);
+    gpu_pop(drv);
+    return r < 0 ? fail_map(block, r, &cause, error) : 0;
+}
+
+static int
 map_pinned(struct caid_client *client, struct block *block, enum vmm_mode mode, uint32_t place,
            struct block_address *ret, struct caid_error *error)
 {
     struct pinned_map *map = &block->maps[mode == VMM_READ_WRITE].pinned;
     struct drv_error cause = {0};
-    const struct drv *drv;
+    int r = 0;
 
-    if (!map->host) {
-        int r = gpu_push_place(client, place, &drv, error);
-        if (r < 0)
-            return r;
-        r = pinned_map_new(drv, block->fd, block->size, mode, map, &cause);
-        gpu_pop(drv);
-        if (r < 0)
-            return fail_map(block, r, &cause, error);
-        block->place = place;
-    }
-    *ret = (struct block_address){.ptr = map->ptr, .host = map->host};
+    if (!map->host && (r = pinned_map_new(block->fd, block->size, mode, map, &cause)) < 0)
+        return fail_map(block, r, &cause, error);
+    if (place != BLOCK_NO_PLACE && !map->registered)
+        r = register_pinned(client, block, map, mode, place, error);
+    if (r < 0)
+        return r;
+    *ret = (struct block_address){
+        .ptr = map->registered ? map->ptr : (uintptr_t)map->host,
+        .host = map->host,
+    };
     return 0;
 }
 
@@ -518,7 +533,7 @@ unmap(struct caid_client *client, struct block *block)
     struct caid_error why = {0};
 
     if (block->kind != BLOCK_DEVICE &&
-        (block->legacy || block->maps[0].pinned.host || block->maps[1].pinned.host))
+        (block->legacy || block->maps[0].pinned.registered || block->maps[1].pinned.registered))
         gpu_push_place(client, block->place, &pushed, &why);
     for (size_t i = 0; i < ARRAY_SIZE(block->maps); i++) {
         struct block_map *map = &block->maps[i];
@@ -553,8 +568,10 @@ due(const struct caid_client *client)
 {
     const struct block_table *table = client->blocks;
 
+    if (!TAILQ_EMPTY(&table->unmapped) && client->n_block_calls == 0)
+        return 0;
     if (!TAILQ_EMPTY(&table->unmapped) && client->n_late == 0)
-        return client->n_block_calls == 0 ? 0 : table->unmapped_since + BARRIER_NS;
+        return table->unmapped_since + BARRIER_NS;
     if (TAILQ_EMPTY(&table->idle))
         return UINT64_MAX;
     return table->idle_bytes > IDLE_BYTES ? 0 : TAILQ_FIRST(&table->idle)->idle_at;

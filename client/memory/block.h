@@ -6,7 +6,7 @@
  *   device  an fd, imported once; mapped at most once read-only and once read-write, for as many
  *           devices of this process as ask for it
  *   legacy  a 64-byte handle, opened once, in one primary context
- *   pinned  an fd of host memory, mapped and registered once per mode
+ *   pinned  an fd of host memory, mapped once per mode, and registered when a device is to use it
  *
  * The hold. The daemon sends a block with the first lease in it, and then relies on this client
  * having it until the client says `forget`. So a block may be forgotten only when no lease in it is
@@ -150,6 +150,8 @@ struct block_address {
     void *host; /* NULL: the host cannot reach it */
 };
 
+/* Memory of the host is mapped for the host alone. */
+#define BLOCK_NO_PLACE UINT32_MAX
 /* The block's address in this process, for the device at `place`. Imports and maps the block if
  * that has not been done, or if it is parked. The caller has a lease in it, and not the client's
  * lock. */

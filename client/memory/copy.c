@@ -391,7 +391,9 @@ copy_on_gpu(struct caid_client *client, struct copier *c, const struct plan *pla
             const struct caid_copy *copy, const struct caid_array *array,
             struct caid_error *error)
 {
-    int r = array ? gpu_push_place(client, array->place, &c->drv, error)
+    int r = array ? caid_array_register(array, error) : 0;
+    if (r == 0)
+        r = array ? gpu_push_place(client, array->place, &c->drv, error)
                   : gpu_push(client, copy->device, &c->drv, error);
     if (r < 0)
         return r;

@@ -83,8 +83,9 @@ check_place(struct caid_client *client, const struct caid_create_options *option
 {
     uint32_t place;
 
-    return has_bytes(options) ? gpu_find_place(client, options->device, NULL, &place, error)
-                              : 0;
+    return has_bytes(options) && !options->host_only
+               ? gpu_find_place(client, options->device, NULL, &place, error)
+               : 0;
 }
 
 /* Unlinks the name of an array that could not be mapped, unless another array has the name by now.
@@ -126,6 +127,7 @@ create(struct caid_client *client, const struct caid_create_options *options,
         .made = &params,
         .arrays = ret,
         .n_wanted = 1,
+        .host_only = options->host_only,
     };
     r = array_request_run(client, &request, error);
     *ret_refusal = request.refusal;
@@ -168,6 +170,7 @@ caid_array_create(struct caid_client *client, struct caid_array **ret,
     if (r < 0)
         return r;
 
+    opts.host_only &= opts.memory && strcmp(opts.memory, "pinned") == 0;
     if (opts.memory && strcmp(opts.memory, "managed") == 0) {
         r = managed_create(client, &opts, &array, &why);
     } else if (opts.flags & CAID_ARRAY_ATTACH_HOST) {

@@ -65,6 +65,8 @@ drain_note_contexts(struct caid_array *array)
 {
     if (!has_memory(array))
         return false;
+    if (!gpu_opened(array->client)) /* it was for the host alone */
+        return false;
     bool everywhere = array->managed ||
                       (array->block ? array->block->kind == BLOCK_PINNED : array->on_host);
     note_contexts(&array->client->gpu, everywhere ? UINT64_MAX : UINT64_C(1) << array->place,
@@ -87,15 +89,18 @@ static int
 push_stream(struct caid_client *client, uint32_t place, uint64_t stream, CUresult *ret_result,
             struct caid_error *error)
 {
-    const struct drv *drv = client->gpu.drv;
     const char *call = "cuStreamGetCtx";
     CUcontext context = NULL;
     CUresult result = CUDA_SUCCESS;
+    const struct drv *drv;
 
+    int r = gpu_driver(client, &drv, error);
+    if (r < 0)
+        return r;
     if (!stream_is_special(stream))
         result = drv->cu.cuStreamGetCtx((CUstream)(uintptr_t)stream, &context);
     else if (!(context = gpu_current(drv))) {
-        int r = gpu_context(client, place, &context, error);
+        r = gpu_context(client, place, &context, error);
         if (r < 0)
             return r;
     }
@@ -357,10 +362,13 @@ visit_contexts(struct caid_client *client, uint64_t places,
                int (*visit)(const struct drv *, CUcontext, struct caid_error *),
                struct caid_error *error)
 {
-    const struct drv *drv = client->gpu.drv;
-    CUcontext current = gpu_current(drv), primary;
+    const struct drv *drv = gpu_opened(client);
+    CUcontext primary;
     int r = 0;
 
+    if (!drv)
+        return 0;
+    CUcontext current = gpu_current(drv);
     places = active_primaries(&client->gpu, places);
     for (uint32_t i = 0; r == 0 && i < client->gpu.n_devices; i++) {
         if (!(places & UINT64_C(1) << i))

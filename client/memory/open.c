@@ -85,6 +85,7 @@ open_some(const struct opening *o, struct caid_array **arrays, size_t from, size
         .n_wanted = n_asked,
         .readonly = is_readonly(options),
         .device_uuid = options->device_uuid,
+        .host_only = options->host_only && !options->device_uuid,
     };
     int r = array_request_run(o->client, &request, error);
     if (r == 0)

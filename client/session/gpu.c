@@ -245,6 +245,15 @@ gpu_driver(struct caid_client *client, const struct drv **ret, struct caid_error
     return r;
 }
 
+const struct drv *
+gpu_opened(struct caid_client *client)
+{
+    pthread_mutex_lock(&client->gpu.lock);
+    const struct drv *drv = client->gpu.drv;
+    pthread_mutex_unlock(&client->gpu.lock);
+    return drv;
+}
+
 /* ---- which device is meant ---- */
 
 /* The index of what this process sees as `ordinal`. */
@@ -392,11 +401,14 @@ int
 gpu_context(struct caid_client *client, uint32_t place, CUcontext *ret,
             struct caid_error *error)
 {
-    struct gpu_device *device = &client->gpu.devices[place];
-    const struct drv *drv = client->gpu.drv;
     CUresult result = CUDA_SUCCESS;
+    const struct drv *drv = NULL;
     CUcontext context;
 
+    int r = gpu_driver(client, &drv, error);
+    if (r < 0)
+        return r;
+    struct gpu_device *device = &client->gpu.devices[place];
     pthread_mutex_lock(&client->gpu.lock);
     context = device->context;
     if (!context)

@@ -51,6 +51,8 @@ int gpu_load(struct drv **ret, const char *choice, struct caid_error *error);
 
 /* The driver, which is opened now if it is not yet. */
 int gpu_driver(struct caid_client *client, const struct drv **ret, struct caid_error *error);
+/* The driver, if it has been opened; else NULL. */
+const struct drv *gpu_opened(struct caid_client *client);
 
 /* From which place memory of the daemon's device `index` is used: that of device_uuid; without it,
  * that of the same device or, where that is hidden, the first place. Opens the driver.

@@ -529,6 +529,7 @@ channel_lease(struct channel_object *self, struct caid_client *c, const char *de
     options.pool = info->pool;
     options.generation = info->generation;
     options.device_uuid = device_uuid;
+    options.host_only = true;
     WITHOUT_GIL(r = caid_array_open(c, &array, info->name, &options, &error));
     if (r < 0) {
         py_error_raise(self->handle.client->state, r, &error);

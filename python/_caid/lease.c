@@ -702,6 +702,14 @@ lease_cancel(PyObject *op, PyObject *Py_UNUSED(unused))
                    (caid_set_cancel(lease(op)->client->client, lease(op)->array), 0)));
 }
 
+/* ---- memory of the host ---- */
+
+static PyObject *
+lease_register(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return py_none(LEASE_CALL(lease(op), caid_array_register(lease(op)->array, &error)));
+}
+
 /* ---- discard ---- */
 
 static PyObject *
@@ -750,6 +758,8 @@ static PyMethodDef lease_methods[] = {
          "Gives up a share of an array of no bytes; the last one ends behind that lease.")},
     {"_outlive", lease_outlive, METH_O,
      PyDoc_STR("True: it stays when its Client is closed. False takes one True back.")},
+    {"_register", lease_register, METH_NOARGS,
+     PyDoc_STR("Memory that was mapped for the host alone is a device's, too.")},
     {"host_view", lease_host_view, METH_VARARGS,
      PyDoc_STR("Memory that the host can reach as a buffer.")},
     {"ipc_handle", lease_ipc_handle, METH_NOARGS,

@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -333,6 +334,69 @@ CHANNEL_TEST(nobody_is_asked_on_the_way)
     cr_assert_eq(count_requests(), before);
 }
 
+/* ---- without a driver ---- */
+
+static void
+start_framer(struct process *process, const char *what, const char *mode)
+{
+    process_start(process, "framer", f.daemon.socket, "c", what, mode, NULL);
+    process_expect(process, "!");
+}
+
+static void
+tell(const struct process *process, const char *what)
+{
+    for (; *what; what++) {
+        const char one[] = {*what, '\0'};
+        cr_assert_eq(write(process->in, one, 1), 1);
+        process_expect(process, one);
+    }
+}
+
+/* Two processes in which there is none. */
+CHANNEL_TEST(host_memory_needs_no_driver)
+{
+    const char *driver = getenv("CAID_CUDA_DRIVER");
+    struct process put, get;
+
+    setenv("CAID_CUDA_DRIVER", "/nonexistent", 1);
+    start_framer(&put, "put", "fifo");
+    start_framer(&get, "get", "fifo");
+    if (driver)
+        setenv("CAID_CUDA_DRIVER", driver, 1);
+    else
+        unsetenv("CAID_CUDA_DRIVER");
+    for (int i = 0; i < 3 * SLOTS; i++) {
+        tell(&put, "p");
+        tell(&get, "g");
+    }
+    tell(&get, "c");
+    tell(&put, "c");
+    process_end(&get, 0);
+    process_end(&put, 0);
+}
+
+/* It is registered for the first stream. */
+SOFT_TEST(host_memory_is_registered_for_streams)
+{
+    uint64_t before = soft_calls(&f.gpu, "cuMemHostRegister");
+    uint64_t stream;
+
+    begin_both("fifo");
+    put(2);
+    get_next(1, 0);
+    cr_assert_eq(soft_calls(&f.gpu, "cuMemHostRegister"), before);
+    const struct caid_array_info *info = caid_array_get_info(caid_channel_array(o.get));
+    cr_assert_eq(info->ptr, (uintptr_t)info->host_ptr);
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &stream, &error));
+    before = soft_calls(&f.gpu, "cuMemHostRegister");
+    assert_ok(caid_channel_get(o.get, stream, CAID_FOREVER, 0, &o.frame, &error));
+    cr_assert_gt(soft_calls(&f.gpu, "cuMemHostRegister"), before);
+    assert_cuda(f.gpu.drv->cu.cuMemHostGetDevicePointer(&(CUdeviceptr){0}, info->host_ptr, 0));
+    assert_ok(caid_channel_end(o.get, &o.frame, stream, &error));
+    assert_ok(caid_stream_destroy(f.client, stream, &error));
+}
+
 /* ---- by streams ---- */
 
 #define N_STREAMED 40
@@ -627,23 +691,6 @@ CHANNEL_TEST(the_other_side_is_refused)
 }
 
 /* ---- ends ---- */
-
-static void
-start_framer(struct process *process, const char *what, const char *mode)
-{
-    process_start(process, "framer", f.daemon.socket, "c", what, mode, NULL);
-    process_expect(process, "!");
-}
-
-static void
-tell(const struct process *process, const char *what)
-{
-    for (; *what; what++) {
-        const char one[] = {*what, '\0'};
-        cr_assert_eq(write(process->in, one, 1), 1);
-        process_expect(process, one);
-    }
-}
 
 static void
 producer_dies(const char *mode, uint64_t first, uint64_t missed)

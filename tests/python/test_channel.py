@@ -12,7 +12,7 @@ from typing import Callable, NamedTuple
 
 import numpy
 import pytest
-from conftest import PATIENCE_S, Held, at_last, forked, in_a_thread, refuses, run_async
+from conftest import PATIENCE_S, Held, at_last, forked, in_a_thread, refuses, run_async, softcuda
 from restarts import Restarts
 
 import caid
@@ -324,6 +324,47 @@ def test_streams_that_have_to_do_with_the_frame(soft, client, other):
                 del frame
                 gc.collect()
             gc.collect()  # a warning has its frame
+
+
+# --- without a driver -------------------------------------------------------------------------
+
+READER = """
+import numpy, os, caid
+
+with caid.Client() as c, c.open_channel("latest", timeout=60) as r:
+    print("open", flush=True)
+    with r.get(timeout=60) as frame:
+        print(int(numpy.asarray(frame).sum()), int(numpy.asarray(frame.array).sum()), flush=True)
+    assert r.memory == "pinned"
+"""
+
+
+def test_a_process_without_a_driver_has_host_memory(soft, client, child):
+    with client.channel("latest", SHAPE, "<i4", memory="pinned") as ch:
+        reader = child(READER, CAID_CUDA_DRIVER="/nonexistent")
+        reader.expect("open")
+        put(ch, 2)
+        reader.expect("48 48")
+
+
+def n_registered():
+    return int(softcuda("calls cuMemHostRegister"))
+
+
+@pytest.mark.parametrize("use", ["stream", "array", "dlpack"])
+def test_what_may_be_the_gpus_is_registered(soft, client, other, use):
+    with made(client, other, memory="pinned", mode="fifo") as (ch, r), client.stream() as s:
+        put(ch, 1)
+        assert got(r) == (1, 0, 1)
+        before = n_registered()
+        put(ch, 2)
+        assert n_registered() == before
+        with r.get(s if use == "stream" else None) as frame:
+            if use == "array":
+                frame.array  # noqa: B018
+            elif use == "dlpack":
+                frame.__dlpack__(max_version=(1, 0))
+            assert n_registered() != before
 
 
 # --- asyncio ----------------------------------------------------------------------------------

@@ -225,6 +225,7 @@ struct caid_create_options {
     uint64_t alignment;   /* bytes, a power of 2 up to 2 MiB; 0: 512 */
     const char *metadata; /* NULL, or up to 4,096 bytes of UTF-8 that go with the array */
     uint64_t ttl_ns;      /* of the name: caid_expire(); 0: it stays */
+    bool host_only;       /* as caid_open_options */
 };
 
 /* Creates an array, mapped read-write. Its contents are undefined until written. A name is taken
@@ -245,6 +246,9 @@ struct caid_open_options {
      * (CUDA_VISIBLE_DEVICES), the first that it sees. */
     const char *device_uuid;
     bool keep; /* caid_array_take(): the ticket stays valid, for other receivers */
+    /* "pinned" memory is mapped for the host alone: no driver is called, and need be there, until
+     * caid_array_register(). Till then ptr is host_ptr. Nothing where device_uuid is given. */
+    bool host_only;
 };
 
 int caid_array_open(struct caid_client *client, struct caid_array **ret, const char *name,
@@ -253,6 +257,10 @@ int caid_array_open(struct caid_client *client, struct caid_array **ret, const c
 int caid_array_open_many(struct caid_client *client, struct caid_array **ret_arrays,
                          const char *const *names, size_t n,
                          const struct caid_open_options *options, struct caid_error *error);
+
+/* Memory that was mapped for the host alone is a device's, too; nothing for other memory.
+ * CAID_ERR_UNSUPPORTED: the device has it at another address than the host. CAID_ERR_DEVICE. */
+int caid_array_register(const struct caid_array *array, struct caid_error *error);
 
 /* Ends the lease and the array object; its pointer is not to be used afterwards. Work that was
  * enqueued before may still use it: the daemon is told when the primary context of the device (of
@@ -290,7 +298,7 @@ struct caid_array_info {
     const char *memory;     /* "device", "legacy", "pinned", "mapped", "managed" */
     const char *metadata;   /* or NULL */
     void *host_ptr;         /* of the first element, where the host reaches it; else NULL */
-    int32_t mapped_ordinal; /* CUDA's here, of the device that ptr is for; -1: no bytes */
+    int32_t mapped_ordinal; /* CUDA's here, of the device that ptr is for; -1: none */
     int32_t mapped_device;  /* the same as an index; -1: none that the daemon has */
     uint32_t uid;           /* who created it */
     uint64_t members;       /* arrays of a set: caid_publish_many(); 0: it is none */

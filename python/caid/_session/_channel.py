@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
 from .. import _caid
 from .._base import _typestr
-from .._base._errors import CancelledError, ClosedError, TimedOutError, check_timeout, closed, invalid, unsupported
+from .._base._errors import CancelledError, ClosedError, DeviceError, TimedOutError, check_timeout, closed, invalid, unsupported
 from .._base._lifetime import Named, OfProcess
 from .._handoff import _any_stream, _pending
 from .._memory import _array
@@ -113,6 +114,8 @@ class Frame(OfProcess, _caid.Frame):
     def array(self) -> Array:
         """Array: its elements; read-only for readers."""
         channel = self._channel
+        if not channel._is_registered:
+            channel._register()
         return _array.make(_FrameMemory(self), channel._layouts[self._slot], root=False, stream=self._stream)
 
     def end(self, stream: Any = None) -> None:
@@ -253,7 +256,7 @@ class Channel(Named, _caid.Channel):
     stay: another producer may go on with them, until :meth:`caid.Client.unlink`.
     """
 
-    __slots__ = ("_name", "_pool", "_layouts", "__weakref__")
+    __slots__ = ("_name", "_pool", "_layouts", "_is_registered", "__weakref__")
     _comes_from = "Client.channel() or Client.open_channel()"
     _no_copy = "pass its name"
     _number_of = staticmethod(_any_stream.handle)
@@ -294,6 +297,12 @@ class Channel(Named, _caid.Channel):
 
     def __repr__(self):
         return self._described(f" {'puts' if self.produces else 'gets'} {self.mode}")
+
+    def _register(self):
+        """Memory of the host is for the GPU, too, from here on, where there is a driver."""
+        with contextlib.suppress(DeviceError):
+            self._lease._register()
+        self._is_registered = True
 
     # --- frames -----------------------------------------------------------------------------
 
@@ -416,6 +425,7 @@ def _made(channel, name, pool):
     layouts = range(lease.ptr, lease.ptr + n * step, step)
     channel._name = name
     channel._pool = pool
+    channel._is_registered = channel.memory == "device"
     channel._layouts = [Layout(ptr, tuple(shape), tuple(strides), element, lease.readonly) for ptr in layouts]
     if element.typestr[0] in "|" + NATIVE and element.descr is None and element.name is None:
         channel._set_format(_FORMATS.get(element.typestr[1:], ""))
