@@ -51,7 +51,7 @@ def frames(channel: caid.Channel) -> Iterator[caid.Frame]:
     """Up to the camera's last one, whoever is the camera."""
     while True:
         try:
-            for frame in channel.frames(STREAM):
+            for frame in channel.frames(STREAM, timeout=60):
                 yield frame
                 if frame.info[8]:
                     return
@@ -98,9 +98,11 @@ def main(n: int = 90) -> int:
 
     def start(target: Callable[..., None], *args: object) -> BaseProcess:
         ready.clear()
-        process = spawn.Process(target=target, args=(daemon.address, ready, *args))
+        process = spawn.Process(target=target, args=(daemon.address, ready, *args), daemon=True)
         process.start()
-        ready.wait()
+        while not ready.wait(1):
+            if process.exitcode is not None:
+                sys.exit(f"{target.__name__} ended before it was ready")
         return process
 
     with caid.LocalDaemon() as daemon, daemon.connect() as client:

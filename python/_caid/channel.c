@@ -25,8 +25,9 @@ struct channel_object {
     struct lease_object *lease;   /* of its array; has a share of it until the end */
     bool produces, is_fifo;
     bool has_warned;
-    char format[4]; /* of elements in buffers; "": there is no word for them */
-    int ndim;       /* of a frame, as are these */
+    LIST_HEAD(, frame_object) kept; /* frames */
+    char format[4];                 /* of elements in buffers; "": there is no word for them */
+    int ndim;                       /* of a frame, as are these */
     Py_ssize_t nbytes, itemsize, shape[NDIM_MAX], strides[NDIM_MAX];
     size_t step; /* from slot to slot */
 };
@@ -49,6 +50,7 @@ struct frame_object {
     PyObject *info;    /* what a producer fills, a bytearray; NULL: nothing yet */
     PyObject *pending; /* as that of a Lease; or NULL */
     Py_ssize_t n_exports;
+    LIST_ENTRY(frame_object) link; /* in the channel's list, while it is kept */
 };
 
 PY_CAST(channel);
@@ -57,12 +59,28 @@ PY_CAST(frame);
 /* ---- the channel's life ---- */
 
 static void
+kept_remove(struct frame_object *frame)
+{
+    if (frame->link.le_prev)
+        LIST_REMOVE(frame, link);
+    frame->link.le_prev = NULL;
+}
+
+/* Frames that are kept end on their last stream, those that are open on their own. */
+static void
 channel_end(struct handle_object *handle, struct caid_client *Py_UNUSED(client))
 {
     struct channel_object *self = (struct channel_object *)handle;
     struct caid_channel *ended = self->channel;
+    struct frame_object *kept;
 
     self->channel = NULL;
+    while ((kept = LIST_FIRST(&self->kept))) {
+        const struct caid_frame frame = kept->frame;
+        uint64_t number = kept->number;
+        kept_remove(kept);
+        WITHOUT_GIL((void)caid_channel_end(ended, &frame, number, NULL));
+    }
     WITHOUT_GIL(caid_channel_close(ended));
     if (!self->lease)
         return;
@@ -143,6 +161,7 @@ stream_release(const struct frame_object *self, PyObject *stream)
 static void
 frame_settle(struct frame_object *self)
 {
+    kept_remove(self);
     stream_release(self, self->stream);
     stream_release(self, self->last);
     py_handle_release(&self->channel->handle);
@@ -235,22 +254,35 @@ frame_order(struct frame_object *self, uint64_t number)
     return done ? 0 : -1;
 }
 
-/* Ends a frame that is not whole, whatever comes of it. An exception that is set stays. */
+/* Nobody can be told of an exception here. Whether it was Ctrl-C, which is raised again later. */
+static bool
+drop_exception(void)
+{
+    bool is_interrupt = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
+
+    PyErr_Clear();
+    return is_interrupt;
+}
+
+/* Ends a frame that is not whole, whatever comes of it: copies of it are not to go on in the next
+ * one, so Ctrl-C does not end this wait. An exception that is set stays. */
 static void
 frame_give_up(struct frame_object *self)
 {
     PyObject *type, *value, *traceback;
-    bool unused;
+    bool interrupted = true, was_pressed = false;
 
     PyErr_Fetch(&type, &value, &traceback);
-    if (self->state == FRAME_OPEN && py_client_is_live(self->channel->handle.client) &&
-        frame_order(self, self->number) < 0)
-        PyErr_Clear();
+    while (self->state == FRAME_OPEN && py_client_is_live(self->channel->handle.client) &&
+           frame_order(self, self->number) < 0 && drop_exception())
+        was_pressed = true;
     if (self->state != FRAME_ENDED) { /* by another thread */
-        if (frame_try(self, false, &unused) < 0)
-            PyErr_Clear();
+        while (interrupted)
+            was_pressed |= frame_try(self, false, &interrupted) < 0 && drop_exception();
         frame_settle(self);
     }
+    if (was_pressed)
+        PyErr_SetInterrupt();
     PyErr_Restore(type, value, traceback);
 }
 
@@ -291,6 +323,7 @@ frame_end(struct frame_object *self, PyObject *stream)
     if (self->n_exports == 0)
         return frame_finish(self, true);
     self->state = FRAME_KEPT;
+    LIST_INSERT_HEAD(&self->channel->kept, self, link);
     return warn(self, "stays open as long as a buffer or a tensor of it is left");
 }
 
@@ -742,20 +775,24 @@ frame_enter(PyObject *op, PyObject *Py_UNUSED(unused))
     return op;
 }
 
-/* After an exception a producer's frame is given up, and nothing takes that exception's place. */
+/* After an exception a producer's frame is given up. What takes that exception's place is one that
+ * left the frame open: Ctrl-C. */
 static PyObject *
 frame_exit(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
     struct frame_object *self = frame(op);
+    PyObject *done;
 
     if (self->state != FRAME_OPEN) /* it was ended in the block */
         Py_RETURN_NONE;
     if (n_args == 0 || args[0] == Py_None)
         return frame_do_end(op, Py_None);
-    if (self->channel->produces)
+    done = frame_abandon(op, NULL);
+    if (done || (self->state == FRAME_OPEN && py_client_is_live(self->channel->handle.client)))
+        return done;
+    PyErr_Clear();
+    if (self->state == FRAME_OPEN) /* in a forked child */
         frame_give_up(self);
-    else if (frame_end(self, Py_None) < 0)
-        PyErr_Clear();
     Py_RETURN_NONE;
 }
 
@@ -890,8 +927,9 @@ static PyMemberDef frame_members[] = {
     {"sequence", T_ULONGLONG, offsetof(struct frame_object, frame.sequence), READONLY,
      PyDoc_STR("int: its number in the channel, from 1. None is used twice.")},
     {"missed", T_ULONGLONG, offsetof(struct frame_object, frame.missed), READONLY,
-     PyDoc_STR("int: how many frames the reader did not get, between this one and the one "
-               "before.")},
+     PyDoc_STR(
+         "int: how many sequences of a \"latest\" the reader did not get, between this one\n"
+         "and the one before; also those of puts that were given up.")},
     {"_slot", T_UINT, offsetof(struct frame_object, frame.slot), READONLY, NULL},
     {"_channel", T_OBJECT, offsetof(struct frame_object, channel), READONLY, NULL},
     {"_stream", T_OBJECT, offsetof(struct frame_object, stream), READONLY, NULL},

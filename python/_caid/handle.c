@@ -23,7 +23,7 @@ handle_end(struct handle_object *self)
 }
 
 /* Empties the list first, with the GIL: an object that is freed meanwhile would end its resource
- * by a client that is being freed. */
+ * by a client that is being freed. Streams end after all that may be on them. */
 void
 py_handles_end(struct client_object *client, struct caid_client *ended)
 {
@@ -35,9 +35,13 @@ py_handles_end(struct client_object *client, struct caid_client *ended)
         h->link.le_prev = NULL;
         h->closing = true;
     }
+    for (struct handle_object *h = first; h; h = LIST_NEXT(h, link))
+        if (!h->class->is_stream)
+            h->class->end(h, ended);
     for (struct handle_object *h = first; h; h = next) {
         next = LIST_NEXT(h, link);
-        h->class->end(h, ended);
+        if (h->class->is_stream)
+            h->class->end(h, ended);
         Py_DECREF(h);
     }
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Handle: the common part of Stream, Event, Timeline, Bracket, Watch and Arena. Each of them has a
- * resource of libcaid's or of the driver's, which belongs to a client. A handle holds its Client
- * alive. Its resource ends by close(), with the object, or with the Client, whichever comes first.
- * A Client that is closed ends its handles before its leases and its connection, the newest first:
- * a bracket is newer than the stream that it is on. Objects of all these types but Bracket are made
- * as instances of the Python classes that derive from them (_caid.derived()). Methods with an
- * underscore are for these classes.
+ * Handle: the common part of Stream, Event, Timeline, Bracket, Watch, Arena and Channel. Each of
+ * them has a resource of libcaid's or of the driver's, which belongs to a client. A handle holds
+ * its Client alive. Its resource ends by close(), with the object, or with the Client, whichever
+ * comes first. A Client that is closed ends its handles before its leases and its connection, the
+ * newest first, streams last. Objects of all these types but Bracket are made as instances of the
+ * Python classes that derive from them (_caid.derived()). Methods with an underscore are for these
+ * classes.
  *
  * close() may come while other threads are in a call: from then on new calls raise ClosedError, and
  * the last call under way ends the resource.
@@ -21,6 +21,7 @@ struct handle_object;
 
 struct handle_class {
     const char *name; /* for messages: "stream" */
+    bool is_stream;
     /* Ends the resource. Called once, with the GIL, which the function may give up. */
     void (*end)(struct handle_object *self, struct caid_client *client);
 };

@@ -28,8 +28,8 @@ stream_leave(struct handle_object *Py_UNUSED(self), struct caid_client *Py_UNUSE
 {
 }
 
-static const struct handle_class stream_class = {.name = "stream", .end = stream_destroy};
-static const struct handle_class wrapped = {.name = "stream", .end = stream_leave};
+static const struct handle_class stream_class = {"stream", true, stream_destroy};
+static const struct handle_class wrapped = {"stream", true, stream_leave};
 
 PyObject *
 py_client_stream_new(PyObject *op, PyObject *const *args, Py_ssize_t n_args)

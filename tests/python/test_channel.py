@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import copy
 import gc
 import os
 import pickle
@@ -297,6 +298,46 @@ def test_a_frame_ends_on_a_stream_that_was_closed(soft, client, other):
         assert s.closed and t.closed
         del left
         assert got(r)[2] == 2
+
+
+@pytest.mark.parametrize("end", ["own", "another", "kept"])
+def test_a_client_that_closes_lets_go_after_its_streams(soft, end):
+    with caid.LocalDaemon() as daemon, daemon.connect() as client, daemon.connect() as c:
+        with client.channel("frames", SHAPE, "<i4", mode="fifo", slots=2) as ch:
+            r, s, t = c.open_channel("frames"), c.stream(), c.stream()
+            put(ch, 1), put(ch, 2)
+            with Held(s) as held:
+                frame = r.get(t if end == "another" else s if end == "own" else None)
+                left = memoryview(frame) if end == "kept" else None
+                if end != "own":
+                    with contextlib.nullcontext() if left is None else pytest.warns(ResourceWarning):
+                        frame.end(s)
+                thread, _ = in_a_thread(c.close)
+                with pytest.raises(caid.TimedOutError):
+                    ch.put(timeout=0)
+                held.gate.set()
+                thread.join(PATIENCE_S)
+            put(ch, 3)
+            del left
+
+
+@pytest.mark.parametrize("mode", ["latest", "fifo"])
+def test_a_client_that_closes_gives_its_put_up(soft, daemon, other, mode):
+    c = daemon.connect()
+    ch, s = c.channel(mode, SHAPE, mode=mode), c.stream()
+    with other.open_channel(mode) as r:
+        with Held(s) as held:
+            ch.put(s).end()
+            frame = ch.put(s)
+            thread, _ = in_a_thread(c.close)
+            held.gate.set()
+            thread.join(PATIENCE_S)
+        r.get(timeout=PATIENCE_S).end()
+        with pytest.raises(caid.TimedOutError):
+            r.get(timeout=0)
+        with pytest.raises(caid.ClosedError):
+            frame.end()
+    other.unlink(mode)
 
 
 def test_streams_that_have_to_do_with_the_frame(soft, client, other):
@@ -608,9 +649,10 @@ def test_misuse(latest):
     with ch.put() as frame:
         with pytest.raises(caid.InvalidError):
             ch.put()
-        for thing in (ch, r, frame):
-            with pytest.raises(TypeError):
-                pickle.dumps(thing)
+        for thing in (ch, r, frame, r.frames()):
+            for take in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(TypeError):
+                    take(thing)
         for use in (frame.array.read, lambda: frame.array.publish("x")):
             with refuses(caid.UnsupportedError):
                 use().begin()
@@ -641,8 +683,23 @@ def test_what_is_no_channel(daemon, client, other):
             client.channel("x", SHAPE, **wrong)
 
 
-def test_fork(latest):
-    ch, r = latest
-    frame = ch.put()
-    forked(ch.put, r.get, frame.end, lambda: memoryview(frame), lambda: frame.array.tolist())
-    frame.abandon()
+@pytest.mark.parametrize("mode", ["latest", "fifo"])
+def test_fork(soft, client, other, mode):
+    with made(client, other, mode=mode) as (ch, r):
+        put(ch, 1)
+        r.fileno()
+        left, mine = r.get(), ch.put()
+        uses = (ch.put, r.get, r.fileno, mine.end, left.end, lambda: memoryview(left), lambda: mine.array.tolist())
+
+        def leave():
+            mine.__exit__(KeyError, None, None)
+            ch.close(), r.close()
+            gc.collect()
+
+        forked(*uses, work=leave)  # what it had is its parent's yet
+        assert value_of(left) == 1
+        left.end()
+        mine.array[:] = 2
+        mine.info = b"2"
+        mine.end()
+        assert got(r)[2] == 2

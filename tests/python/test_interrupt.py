@@ -89,11 +89,38 @@ def test_an_end_of_a_producers_frame(soft, client):
         frame = ch.put()
         with Held(s):
             frame.array.copy_from_host(data, stream=s)
-            for end in frame.abandon, frame.end:
+            for end in frame.abandon, frame.end, lambda: frame.__exit__(KeyError, None, None):
                 with interrupted():  # it waits for the copy
                     end()
             assert frame.is_open
         frame.end()
+
+
+def test_the_last_buffer_of_a_readers_frame(soft, client, other, memops):
+    """The frame ends, and then there is the interrupt."""
+    with client.channel("frames", 4, mode="fifo", slots=2) as ch, other.open_channel("frames") as r, other.stream() as t:
+        for _ in range(2):
+            ch.put().end()
+        with Held(t) as held:
+
+            def handle(*_):
+                held.gate.set()
+                raise KeyboardInterrupt
+
+            r.get().end(t)
+            frame = r.get()
+            left = memoryview(frame)
+            with pytest.warns(ResourceWarning):
+                frame.end()
+            before = signal.signal(signal.SIGINT, handle)
+            try:
+                with interrupted():  # it waits for the end of the one before
+                    del left
+                    time.sleep(0)
+            finally:
+                signal.signal(signal.SIGINT, before)
+        ch.put(timeout=PATIENCE_S).end()
+        r.get(timeout=PATIENCE_S).end()
 
 
 @pytest.mark.parametrize("kind", CALLS)

@@ -191,6 +191,8 @@ class Frames:
     ``async for``. Each ends when the next one is asked for, or the iteration ends."""
 
     __slots__ = ("_channel", "_how", "_frame")
+    _no_copy = "Channel.frames() makes another one"
+    __reduce__ = OfProcess.__reduce__
 
     def __init__(self, channel, *how):
         self._channel = channel
