@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocating 1 MiB and freeing it again, warm: by Numba, CuPy and PyTorch with memory of their own and
-with caid's. All take turns, in short rounds, in one process; a round's figure is its mean, and what is
+"""Allocating 1 MiB and freeing it again, warm: by Numba, CuPy, PyTorch and RMM with memory of their own
+and with caid's. All take turns, in short rounds, in one process; a round's figure is its mean, and what is
 printed are the medians of the rounds. A library that is not installed or does not run here is left out, with the
 reason.
 
@@ -21,6 +21,7 @@ MIB = 1 << 20
 GOALS = (
     ("numba, caid.numba", "cupy, its own pool", 2.0),
     ("torch, caid.torch.MemPool", "torch, its own cache", 1.5),
+    ("rmm, caid.rmm", "rmm, its asynchronous resource", 1.5),
 )
 
 
@@ -80,6 +81,18 @@ def torch_rows(client):
     yield "torch, caid.torch.MemPool", make, lambda: torch.cuda.use_mem_pool(pool)
 
 
+def rmm_rows(client):
+    import rmm
+
+    import caid.rmm
+
+    direct = caid.rmm.MemoryResource(client)
+    pooled = rmm.mr.PoolMemoryResource(caid.rmm.MemoryResource(client), initial_pool_size=4 * MIB)
+    own = rmm.mr.CudaAsyncMemoryResource()
+    for name, resource in (("its asynchronous resource", own), ("caid.rmm", direct), ("PoolMemoryResource on caid.rmm", pooled)):
+        yield f"rmm, {name}", lambda mr=resource: rmm.DeviceBuffer(size=MIB, mr=mr)
+
+
 class Row:
     """Something that allocates: what it gives is freed when it is dropped."""
 
@@ -106,7 +119,7 @@ def mean_us(make):
 
 
 def rows(client):
-    for library in arena_rows, numba_rows, cupy_rows, torch_rows:
+    for library in arena_rows, numba_rows, cupy_rows, torch_rows, rmm_rows:
         try:
             yield from [Row(*row) for row in library(client)]
         except Exception as e:
