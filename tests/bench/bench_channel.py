@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames of the host from one process to another, through a channel in "pinned" memory: what a small one takes of the
 CPU; and one of 4 MiB beside iceoryx2's, where its package is there (pip install iceoryx2), by its public interface: a
-sample of publish-subscribe, and an event that wakes who waits.
+sample of publish-subscribe, and an event that wakes who waits. Their latencies are drawn.
 
-usage: bench_channel.py ADDRESS, of a daemon
+usage: bench_channel.py ADDRESS PICTURE: of a daemon, and an SVG to be written
 """
 
 import ctypes
@@ -17,6 +17,7 @@ import time
 import numpy
 
 import caid
+import picture
 
 N, GOAL_US = 100_000, 8.0
 N_LARGE, LARGE, PAUSE_S = 500, 4 << 20, 0.005
@@ -60,15 +61,15 @@ def small(address, spawn):
 # --- 4 MiB, one at a time ---------------------------------------------------------------------
 
 
-class OfCaid:
-    name = "caid"
+class OfFifo:
+    name, mode, slots = "caid, fifo", "fifo", 2
 
     def __init__(self, address, produces):
         self.client = caid.connect(address)
         if produces:
-            self.ch = self.client.channel("large", LARGE, slots=2, mode="fifo", memory="pinned")
+            self.ch = self.client.channel(self.mode, LARGE, slots=self.slots, mode=self.mode, memory="pinned")
         else:
-            self.ch = self.client.open_channel("large", wait=True)
+            self.ch = self.client.open_channel(self.mode, wait=True)
 
     def put(self, byte):
         with self.ch.put() as frame:
@@ -79,15 +80,19 @@ class OfCaid:
         with self.ch.get() as frame:
             now = time.monotonic()
             look(numpy.asarray(frame))
-            return now - struct.unpack_from("d", frame.info)[0]
+            return now - struct.unpack_from("d", frame.info)[0], frame.sequence
 
     def end(self):
         self.ch.close()
         self.client.close()
 
 
+class OfLatest(OfFifo):
+    name, mode, slots = "caid, latest", "latest", 8
+
+
 class OfIceoryx:
-    name = "iceoryx2"
+    name, n = "iceoryx2", 0
 
     def __init__(self, _address, produces):
         import iceoryx2
@@ -123,7 +128,8 @@ class OfIceoryx:
         look(numpy.ctypeslib.as_array((ctypes.c_uint8 * LARGE).from_address(at + 8)))
         then = ctypes.c_double.from_address(at).value
         sample.delete()
-        return now - then
+        self.n += 1
+        return now - then, self.n
 
     def end(self):
         pass
@@ -136,15 +142,17 @@ def look(pixels):
 def take_large(way, address, ready, results):
     side = way(address, False)
     ready.set()
-    latencies = [side.get()]
-    before = cpu_s()
-    latencies = [side.get() for _ in range(N_LARGE - 1)]
+    _, number = side.get()
+    latencies, before = [], cpu_s()
+    while number < N_LARGE:
+        latency, number = side.get()
+        latencies.append(latency)
     results.put((cpu_s() - before, latencies))
     side.end()
 
 
 def large(way, address, spawn):
-    """(median latency, 99th of 100, CPU of a frame), in us"""
+    """(latencies, CPU of a frame), in us"""
     ready, results = spawn.Event(), spawn.SimpleQueue()
     side = way(address, True)
     reader = spawn.Process(target=take_large, args=(way, address, ready, results))
@@ -158,27 +166,31 @@ def large(way, address, spawn):
     cpu, latencies = results.get()
     reader.join()
     side.end()
-    latencies.sort()
-    us = [statistics.median(latencies), latencies[len(latencies) * 99 // 100], (cpu + spent) / N_LARGE]
-    return [1e6 * s for s in us]
+    return [1e6 * s for s in latencies], 1e6 * (cpu + spent) / N_LARGE
 
 
-def main(address):
+def main(address, path):
     spawn = multiprocessing.get_context("spawn")
     small(address, spawn)
-    found = {}
-    for way in (OfCaid, OfIceoryx) * 2:
+    all_us, cpu = {}, {}
+    for way in (OfFifo, OfLatest, OfIceoryx) * 2:
         try:
-            median, most, cpu = large(way, address, spawn)
+            found_us, found_cpu = large(way, address, spawn)
         except ImportError:
             print("iceoryx2: left out, it is not installed")
             continue
-        print(f"a frame of 4 MiB by {way.name}: median {median:.1f} us, 99 % within {most:.1f} us; CPU {cpu:.1f} us with its filling")
-        found.setdefault(way.name, []).append((median, cpu))
-    if len(found) == 2:
-        latency, cpu = (sum(ours) / sum(theirs) for ours, theirs in zip(zip(*found["caid"]), zip(*found["iceoryx2"])))
-        print(f"caid / iceoryx2: latency {latency:.2f}, CPU {cpu:.2f} (goal: 1.0)")
+        all_us.setdefault(way.name, []).extend(found_us)
+        cpu.setdefault(way.name, []).append(found_cpu)
+    median = {name: statistics.median(us) for name, us in all_us.items()}
+    for name, us in all_us.items():
+        most, mean = statistics.quantiles(us, n=100)[-1], statistics.mean(cpu[name])
+        print(f"a frame of 4 MiB by {name}: median {median[name]:.1f} us, 99 % within {most:.1f} us; CPU {mean:.1f} us with its filling")
+    if OfIceoryx.name in median:
+        for way in OfFifo, OfLatest:
+            latency = median[way.name] / median[OfIceoryx.name]
+            print(f"{way.name} / iceoryx2: latency {latency:.2f}, CPU {sum(cpu[way.name]) / sum(cpu[OfIceoryx.name]):.2f} (goal: 1.0)")
+    picture.save(path, "A frame of 4 MiB in host memory, from its put to the reader, us", all_us.items())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

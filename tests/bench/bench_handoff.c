@@ -22,11 +22,13 @@
  *
  * They take turns, one hand-off each, so that a machine that changes its speed changes all. The
  * consumer's kernel checks what the producer's wrote.
- *      usage: bench_handoff SOCKET [ROUNDS]
+ *      usage: bench_handoff SOCKET [ROUNDS [FILE]]
+ * FILE gets the latencies of each way, to the last of its consumers: a line "NAME: NS NS ...".
  *
  * Producer and consumers are children of this process, which never loads a CUDA library.
  */
 #include <err.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -549,7 +551,17 @@ print_variant(struct shared *shared, enum variant variant, const char *text, uin
 }
 
 static void
-print(struct shared *shared)
+write_latencies(FILE *file, const char *name, const uint64_t *ns, size_t n)
+{
+    fprintf(file, "%s:", name);
+    for (size_t i = 0; i < n; i++)
+        fprintf(file, " %" PRIu64, ns[i]);
+    fprintf(file, "\n");
+}
+
+/* file NULL: none. */
+static void
+print(struct shared *shared, FILE *file)
 {
     uint64_t *last = calloc(shared->rounds, sizeof(*last));
     double us[N_VARIANTS];
@@ -557,8 +569,10 @@ print(struct shared *shared)
     if (!last)
         err(1, "calloc");
 
-#define VARIANT(name, text) \
-    us[VARIANT_##name] = print_variant(shared, VARIANT_##name, text, last);
+#define VARIANT(name, text)                                                 \
+    us[VARIANT_##name] = print_variant(shared, VARIANT_##name, text, last); \
+    if (file)                                                               \
+        write_latencies(file, text, last, shared->rounds);
     VARIANTS(VARIANT)
 #undef VARIANT
     free(last);
@@ -589,7 +603,7 @@ main(int argc, char **argv)
     int socks[2], status;
 
     if (argc < 2 || rounds == 0)
-        errx(1, "usage: bench_handoff SOCKET [ROUNDS]");
+        errx(1, "usage: bench_handoff SOCKET [ROUNDS [FILE]]");
     s.socket = argv[1];
     s.shared =
         program_share(sizeof(*s.shared) + N_VARIANTS * rounds * READERS * sizeof(uint64_t));
@@ -608,6 +622,11 @@ main(int argc, char **argv)
                 kill(pids[i], SIGKILL);
         errx(1, "the %s failed: status %#x", pid == pids[0] ? "producer" : "consumer", status);
     }
-    print(s.shared);
+    FILE *file = argc > 3 ? fopen(argv[3], "w") : NULL;
+    if (argc > 3 && !file)
+        err(1, "%s", argv[3]);
+    print(s.shared, file);
+    if (file && fclose(file) != 0)
+        err(1, "%s", argv[3]);
     return 0;
 }

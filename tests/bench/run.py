@@ -18,7 +18,9 @@ import sys
 import tempfile
 
 import caid
+import picture
 
+HANDOFFS = 2000
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -88,9 +90,12 @@ def mps():
 
 
 def handoff(folder, what, env):
-    with caid.LocalDaemon(env=env) as daemon:
+    with caid.LocalDaemon(env=env) as daemon, tempfile.NamedTemporaryFile("r") as figures:
         print(f"hand-offs, {what}:", flush=True)
-        program(folder, "bench_handoff", daemon.address, env=env)
+        program(folder, "bench_handoff", daemon.address, str(HANDOFFS), figures.name, env=env)
+        named = [line.split(":") for line in figures]
+    rows = [(name, [int(ns) / 1e3 for ns in all_ns.split()]) for name, all_ns in named]
+    picture.save(os.path.join(folder, "handoff.svg"), f"1 MiB from kernel to kernel, {what}, us", rows)
 
 
 def bench_handoff(folder):
@@ -111,7 +116,7 @@ def bench_channel(folder):
     """Frames of the host; those of a GPU are in "handoff"."""
     with caid.LocalDaemon(driver="soft") as daemon:
         program(folder, "bench_channel", daemon.address)
-        script("bench_channel.py", daemon.address)
+        script("bench_channel.py", daemon.address, os.path.join(folder, "channel.svg"))
 
 
 def bench_deaths(folder):
