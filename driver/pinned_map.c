@@ -6,8 +6,16 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/macros.h"
+
+#ifndef MADV_POPULATE_READ
+#    define MADV_POPULATE_READ 22 /* Linux 5.14 */
+#endif
+#ifndef MADV_COLLAPSE
+#    define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
 
 #define MAP_ALIGNMENT ((size_t)2 << 20)
 
@@ -64,6 +72,22 @@ map_aligned(int fd, size_t size, int protection)
     return ptr;
 }
 
+/* As many of its pages become huge ones as the kernel has: they are there sooner, fewer are to be
+ * pinned, and to be found when a CPU fills them. Of 2 MiB without any page the kernel makes none.
+ * Registered pages stay as they are. */
+static void
+take_huge_pages(const struct pinned_map *map)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE),
+           size = map->size / MAP_ALIGNMENT * MAP_ALIGNMENT;
+    char *first = map->host;
+
+    for (size_t at = 0; at < size; at += MAP_ALIGNMENT)
+        if (madvise(first + at, page, MADV_POPULATE_READ) < 0)
+            return;
+    madvise(first, size, MADV_COLLAPSE);
+}
+
 int
 pinned_map_register(const struct drv *drv, struct pinned_map *map, enum vmm_mode mode,
                     struct drv_error *err)
@@ -110,6 +134,8 @@ pinned_map_new(int fd, size_t size, enum vmm_mode mode, struct pinned_map *ret,
         pinned_map_drop(&map);
         return r;
     }
+    if (mode == VMM_READ_WRITE)
+        take_huge_pages(&map);
     *ret = map;
     return 0;
 }
