@@ -29,6 +29,7 @@
  */
 #include <err.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -46,7 +47,7 @@
 #define ROUNDS    2000
 #define WARM_UP   50
 #define N_WORDS   (1u << 18)
-#define SETTLE_US 200 /* for the consumer to be where it waits */
+#define SETTLE_NS (200 * NSEC_PER_USEC) /* for the consumer to be where it waits */
 #define POLL_US   20
 #define PAGE      4096
 
@@ -160,6 +161,19 @@ await(_Atomic uint64_t *what, uint64_t number)
         usleep(POLL_US);
 }
 
+/* The consumers are about to wait. Looks without sleeping, which may take a millisecond where
+ * timers are coarse: after a wait as long as that the client does not look before it sleeps
+ * (session/spin.h). */
+static void
+let_settle(struct shared *shared, int n, uint64_t number)
+{
+    for (int i = 0; i < n; i++)
+        while (atomic_load(&shared->ready[i]) < number)
+            sched_yield();
+    for (uint64_t until_ns = clock_now_ns() + SETTLE_NS; clock_now_ns() < until_ns;)
+        sched_yield();
+}
+
 static void
 send_byte(struct side *s)
 {
@@ -264,9 +278,7 @@ produce(struct side *s, enum variant variant, uint64_t number, uint64_t ret[READ
         MUST(
             caid_channel_begin(s->channel, STREAM(s->stream), CAID_FOREVER, &s->frame, &error));
     atomic_store(&shared->open, number);
-    for (int i = 0; i < n_readers(variant); i++)
-        await(&shared->ready[i], number);
-    usleep(SETTLE_US);
+    let_settle(shared, n_readers(variant), number);
     kernel_fill(&s->kernel, place(s), (uint32_t)number, s->stream);
     uint64_t enqueued_ns = clock_now_ns();
     signals[variant](s, number);
