@@ -31,6 +31,13 @@ typedef struct CUmemPoolHandle_st *CUmemoryPool;
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
 #define CU_DEVICE_INVALID    ((CUdevice)-2)
 
+typedef enum CUprocessState_enum {
+    CU_PROCESS_STATE_RUNNING,
+    CU_PROCESS_STATE_LOCKED,
+    CU_PROCESS_STATE_CHECKPOINTED,
+    CU_PROCESS_STATE_FAILED,
+} CUprocessState;
+
 /* Results. */
 
 typedef enum cudaError_enum {

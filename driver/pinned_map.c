@@ -107,6 +107,15 @@ pinned_map_register(const struct drv *drv, struct pinned_map *map, enum vmm_mode
     return r;
 }
 
+int
+pinned_map_unregister(const struct drv *drv, struct pinned_map *map, struct drv_error *err)
+{
+    int r = DRV_CALL(drv, err, cuMemHostUnregister, map->host);
+
+    map->registered = r < 0;
+    return r;
+}
+
 void
 pinned_map_drop(struct pinned_map *map)
 {

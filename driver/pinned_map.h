@@ -28,6 +28,8 @@ int pinned_map_new(int fd, size_t size, enum vmm_mode mode, struct pinned_map *r
 /* For the GPU, too, if it is not so yet. The map is as it was on failure. */
 int pinned_map_register(const struct drv *drv, struct pinned_map *map, enum vmm_mode mode,
                         struct drv_error *err);
+/* Takes it from the driver, and keeps it mapped for the host. */
+int pinned_map_unregister(const struct drv *drv, struct pinned_map *map, struct drv_error *err);
 /* Leaves the map as it is where the driver does not let it go. */
 CUresult pinned_map_free(const struct drv *drv, struct pinned_map *map);
 /* Unmaps what no context has registered any more. */

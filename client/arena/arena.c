@@ -415,6 +415,8 @@ caid_arena_alloc(struct caid_arena *arena, uint64_t nbytes, uint32_t flags, uint
 
     int r = CHECK_GIVEN_OF(arena, ret, error);
     if (r == 0)
+        r = client_check_awake(arena->client, error);
+    if (r == 0)
         r = arena_check_size(arena, nbytes, error);
     if (r == 0 && (flags & CAID_ARENA_ORDERED))
         lane = arena_lane(arena);

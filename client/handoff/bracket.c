@@ -178,6 +178,13 @@ flush(struct caid_client *client)
     return 0;
 }
 
+const char *
+bracket_open_names(const struct caid_client *client)
+{
+    const struct caid_bracket *bracket = LIST_FIRST(&client->brackets->all);
+    return bracket ? bracket->names : NULL;
+}
+
 static bool
 has_unsent(const struct caid_client *client)
 {

@@ -48,6 +48,10 @@ extern const struct feature bracket_feature;
 
 void bracket_table_init(struct bracket_table *table);
 
+/* The names of the arrays of a bracket that is not over; NULL: there is none. Under the client's
+ * lock, as long as which they are good. */
+const char *bracket_open_names(const struct caid_client *client);
+
 /* The client closes: gives up begins, and abandons open brackets. Under the client's lock, which it
  * drops meanwhile. */
 void bracket_close(struct caid_client *client);

@@ -173,23 +173,31 @@ sweep(struct lane_table *table)
     table->sweep_at = table->n * 2 > SWEEP_MIN ? table->n * 2 : SWEEP_MIN;
 }
 
+/* A lane that is in use may be about to wait. Under lanes.lock. */
+static bool
+is_waiting(struct lane *lane)
+{
+    if (pthread_mutex_trylock(&lane->lock) != 0)
+        return true;
+    lane_settle(lane);
+    bool waits = lane->n_waits > 0;
+    pthread_mutex_unlock(&lane->lock);
+    return waits;
+}
+
 bool
-lanes_are_waiting(struct caid_client *client)
+lanes_are_waiting(struct caid_client *client, uint64_t *ret_stream)
 {
     struct lane_table *table = client->lanes;
     struct lane *lane;
     bool waiting = false;
 
     pthread_mutex_lock(&table->lock);
-    RB_FOREACH(lane, lane_tree, &table->tree) {
-        if (pthread_mutex_trylock(&lane->lock) != 0) {
-            waiting = true; /* the lane is in use, and may be about to wait */
-            continue;
+    RB_FOREACH(lane, lane_tree, &table->tree)
+        if (is_waiting(lane)) {
+            waiting = true;
+            *ret_stream = (uintptr_t)lane->handle;
         }
-        lane_settle(lane);
-        waiting |= lane->n_waits > 0;
-        pthread_mutex_unlock(&lane->lock);
-    }
     pthread_mutex_unlock(&table->lock);
     return waiting;
 }
@@ -208,7 +216,9 @@ free_all(struct lane_table *table)
 static void
 lanes_deinit(struct caid_client *client)
 {
-    client->keeps |= lanes_are_waiting(client);
+    uint64_t unused;
+
+    client->keeps |= lanes_are_waiting(client, &unused);
     free_all(client->lanes);
 }
 
@@ -227,10 +237,12 @@ lanes_abandon(struct caid_client *client)
 static void
 lanes_tidy(struct caid_client *client, bool all UNUSED)
 {
+    uint64_t unused;
+
     if (page_due(client) > clock_now_ns())
         return;
     pthread_mutex_unlock(&client->lock);
-    lanes_are_waiting(client);
+    lanes_are_waiting(client, &unused);
     pthread_mutex_lock(&client->lock);
 }
 
@@ -415,7 +427,9 @@ lane_enter(struct caid_client *client, const struct lane *lane, struct stream *r
 {
     struct identity now = {.id = lane->id};
 
-    int r = stream_enter_context(client, lane->handle, lane->context, ret, error);
+    int r = client_check_awake(client, error);
+    if (r == 0)
+        r = stream_enter_context(client, lane->handle, lane->context, ret, error);
     if (r < 0)
         return r;
     r = stream_check_not_capturing(client, ret, error);

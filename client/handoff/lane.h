@@ -142,6 +142,7 @@ bool lane_drain(struct caid_client *client, const struct lane *lane,
 int lane_check_device(const struct lane *lane, const struct caid_array *array,
                       struct caid_error *error);
 
-/* Whether a lane waits for something, as far as the pages tell; lets go of what no lane waits
- * for any more. Not under the client's lock, nor that of a lane. */
-bool lanes_are_waiting(struct caid_client *client);
+/* Whether a lane waits for something, as far as the pages tell, or is in use: *ret_stream is one
+ * such. Lets go of what no lane waits for any more. Not under the client's lock, nor that of a
+ * lane. */
+bool lanes_are_waiting(struct caid_client *client, uint64_t *ret_stream);

@@ -45,6 +45,25 @@ page_ref(struct page *page)
     return page;
 }
 
+/* What the driver knows of a page. */
+struct registration {
+    struct registration *next; /* of those that are left */
+    void *slots;
+    size_t size;
+    uint32_t place; /* in whose primary context */
+};
+
+/* Of pages that are freed, of all clients of the process. */
+static _Atomic(struct registration *) left;
+
+static void
+leave_registered(struct registration *registration)
+{
+    registration->next = atomic_load(&left);
+    while (!atomic_compare_exchange_weak(&left, &registration->next, registration))
+        ;
+}
+
 static void
 page_forget(struct page *page)
 {
@@ -57,7 +76,9 @@ page_unref(struct page *page)
 {
     if (atomic_fetch_sub_explicit(&page->refs, 1, memory_order_acq_rel) > 1)
         return;
-    if (!page->registered)
+    if (page->registration)
+        leave_registered(page->registration);
+    else
         munmap(page->slots, page->size);
     page_forget(page);
 }
@@ -237,7 +258,8 @@ page_new(struct caid_client *client, size_t tail, struct page **ret, struct caid
 
 /* The capture mode is relaxed: else this would end captures of graphs by other threads. */
 static CUresult
-register_slots(const struct drv *drv, struct page *page, const char **ret_call)
+register_slots(const struct drv *drv, struct page *page, struct registration *registration,
+               const char **ret_call)
 {
     unsigned int flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
                          (page->own ? 0 : CU_MEMHOSTREGISTER_READ_ONLY);
@@ -246,10 +268,11 @@ register_slots(const struct drv *drv, struct page *page, const char **ret_call)
     CUdeviceptr ptr;
 
     drv->cu.cuThreadExchangeStreamCaptureMode(&mode);
-    if (!page->registered) {
+    if (!page->registration) {
         *ret_call = "cuMemHostRegister";
         result = drv->cu.cuMemHostRegister(page->slots, TIMELINE_PAGE_BYTES, flags);
-        page->registered = result == CUDA_SUCCESS;
+        if (result == CUDA_SUCCESS)
+            page->registration = registration;
     }
     if (result == CUDA_SUCCESS) {
         *ret_call = "cuMemHostGetDevicePointer";
@@ -271,15 +294,38 @@ page_register(struct caid_client *client, struct page *page, uint32_t place,
 
     if (page->ptr)
         return 0;
-    if (page->registered)
-        place = page->place;
+    if (page->registration)
+        place = page->registration->place;
+    struct registration *made = malloc(sizeof(*made));
+    if (!made)
+        return fail_errno(error, ENOMEM, "no memory for a page of timelines");
+    *made = (struct registration){.slots = page->slots, .size = page->size, .place = place};
     int r = gpu_push_place(client, place, &drv, error);
+    if (r == 0) {
+        CUresult result = register_slots(drv, page, made, &call);
+        gpu_pop(drv);
+        r = gpu_result(drv, call, result, "cannot register a page of timelines", error);
+    }
+    if (page->registration != made)
+        free(made);
+    return r;
+}
+
+static int
+unregister(struct caid_client *client, const struct registration *registration,
+           struct caid_error *error)
+{
+    const struct drv *drv;
+
+    int r = gpu_push_place(client, registration->place, &drv, error);
     if (r < 0)
         return r;
-    page->place = place;
-    CUresult result = register_slots(drv, page, &call);
+    int mode = gpu_relax(drv);
+    CUresult result = drv->cu.cuMemHostUnregister(registration->slots);
+    gpu_unrelax(drv, mode);
     gpu_pop(drv);
-    return gpu_result(drv, call, result, "cannot register a page of timelines", error);
+    return gpu_result(drv, "cuMemHostUnregister", result,
+                      "cannot unregister a page of timelines", error);
 }
 
 int
@@ -303,9 +349,74 @@ page_address(struct caid_client *client, struct page *page, uint32_t slot, uint3
 static void
 destroy_events(struct caid_client *client, struct page *page)
 {
-    for (uint32_t i = 0; i < TIMELINE_SLOTS; i++)
-        if (page->of_slot[i].event)
-            client->gpu.drv->cu.cuEventDestroy(page->of_slot[i].event);
+    for (uint32_t i = 0; i < TIMELINE_SLOTS; i++) {
+        struct page_slot *of_slot = &page->of_slot[i];
+        if (of_slot->event)
+            client->gpu.drv->cu.cuEventDestroy(of_slot->event);
+        of_slot->event = NULL;
+        of_slot->event_context = NULL;
+        memset(of_slot->event_handle, 0, sizeof(of_slot->event_handle));
+    }
+}
+
+/* An own slot says that it has an event when it is recorded again. */
+static int
+page_suspend(struct caid_client *client, struct page *page, struct caid_error *error)
+{
+    int r = 0;
+
+    pthread_mutex_lock(&page->lock);
+    for (uint32_t i = 0; page->own && i < TIMELINE_SLOTS; i++)
+        atomic_store_explicit(&page->slots[i].has_event, false, memory_order_release);
+    destroy_events(client, page);
+    if (page->registration)
+        r = unregister(client, page->registration, error);
+    if (r == 0) {
+        page->ptr = 0;
+        free(TAKE_PTR(page->registration));
+    }
+    pthread_mutex_unlock(&page->lock);
+    return r;
+}
+
+/* What another driver of the process has registered stays. */
+static void
+unregister_left(struct caid_client *client)
+{
+    struct registration *registration = atomic_exchange(&left, NULL), *next;
+
+    for (; registration; registration = next) {
+        next = registration->next;
+        if (registration->place >= client->gpu.n_devices ||
+            unregister(client, registration, NULL) < 0) {
+            leave_registered(registration);
+            continue;
+        }
+        munmap(registration->slots, registration->size);
+        free(registration);
+    }
+}
+
+int
+pages_suspend(struct caid_client *client, struct caid_error *error)
+{
+    struct page_table *table = client->pages;
+    struct page key = {.id = 0}, *page;
+    int r = 0;
+
+    pthread_mutex_lock(&client->lock);
+    while (r == 0 && (page = RB_NFIND(page_tree, &table->tree, &key))) {
+        key.id = page->id + 1;
+        page_ref(page);
+        pthread_mutex_unlock(&client->lock);
+        r = page_suspend(client, page, error);
+        page_unref(page);
+        pthread_mutex_lock(&client->lock);
+    }
+    pthread_mutex_unlock(&client->lock);
+    if (r == 0)
+        unregister_left(client);
+    return r;
 }
 
 /* If all values of an own page have landed, ends the waits in it: no further value will come. Drops
@@ -611,13 +722,12 @@ pages_close(struct caid_client *client)
     call_flush(client);
 }
 
-/* Whether a stream may still store to an own page. */
-static bool
-is_busy(const struct page_table *table)
+bool
+pages_are_busy(const struct caid_client *client)
 {
     const struct page *page;
 
-    LIST_FOREACH(page, &table->all, of_table)
+    LIST_FOREACH(page, &client->pages->all, of_table)
         if (page->own && !page_has_landed(page))
             return true;
     return false;
@@ -628,7 +738,7 @@ pages_deinit(struct caid_client *client)
 {
     struct page *page;
 
-    client->keeps |= is_busy(client->pages);
+    client->keeps |= pages_are_busy(client);
     while ((page = LIST_FIRST(&client->pages->all))) {
         take_out(client, page);
         let_go(client, page);
@@ -643,6 +753,7 @@ pages_abandon(struct caid_client *client)
 
     while ((page = LIST_FIRST(&client->pages->all))) {
         take_out(client, page);
+        free(page->registration);
         page_forget(page);
     }
 }

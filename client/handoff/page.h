@@ -16,10 +16,11 @@
  * client's page is freed when nobody here needs it, and it is dead, or its timeline is closed here.
  * The client's thread frees pages (reaper.h).
  *
- * A registered page stays registered and mapped until the process exits: cuMemHostUnregister()
- * waits for all waiting streams of the process, those of other libraries, too, and so perhaps for
- * ever. That is 4 KiB of page-locked memory for each page that a stream here has signalled in or
- * waited for. A page that was never registered is unmapped.
+ * A registered page stays registered and mapped until the process exits, or a client is suspended:
+ * cuMemHostUnregister() waits for all waiting streams of the process, those of other libraries,
+ * too, and so perhaps for ever. That is 4 KiB of page-locked memory for each page that a stream
+ * here has signalled in or waited for. A page that was never registered is unmapped. One that was
+ * unregistered is registered anew when a stream uses it.
  *
  * The table is under the client's lock. Whoever has a reference to a page does not need the lock.
  * `refs` counts the table's reference, and those of fences (fence.h), timelines and callbacks of
@@ -46,6 +47,7 @@
 
 struct caid_client;
 struct lane;
+struct registration;
 
 enum page_drop {
     PAGE_KEPT,
@@ -90,12 +92,12 @@ struct page {
     uint64_t drop_seq;
     uint32_t n_timelines; /* open timelines of the page */
     bool unwanted;        /* the last of these is closed: the page can go, dead or not */
+    const char *timeline; /* the name of an own one, or NULL */
 
     /* Under lock. */
     pthread_mutex_t lock;
-    bool registered;
-    uint32_t place;          /* in whose primary context */
-    _Atomic CUdeviceptr ptr; /* of the slots; 0: not known yet. Set once */
+    struct registration *registration; /* NULL: the driver does not know the page */
+    _Atomic CUdeviceptr ptr;           /* of the slots; 0: not known */
 
     LIST_ENTRY(page) of_lanes; /* own: lanes.pages, for the streams' slots; under lanes.lock */
 
@@ -209,6 +211,12 @@ page_look_by(struct page_table *table, uint64_t time)
     if (time < table->due)
         table->due = time;
 }
+
+/* Whether a stream may still store to an own page. Under lock. */
+bool pages_are_busy(const struct caid_client *client);
+/* Takes all pages from the driver, those of closed clients, too, when no stream here waits for one,
+ * or signals. Not under lock. */
+int pages_suspend(struct caid_client *client, struct caid_error *error);
 
 /* The client closes: gives up its own pages, which ends waits for them when the signals on their
  * way have landed. Under lock; sends. */

@@ -67,6 +67,7 @@ caid_timeline_close(struct caid_timeline *timeline)
     struct caid_client *client = timeline->client;
     if (timeline->page && !fork_guard_crossed(&client->guard)) {
         client_enter_anyway(client);
+        timeline->page->timeline = NULL;
         page_close(client, timeline->page);
         client_leave(client);
     }
@@ -101,6 +102,7 @@ get_page(struct caid_timeline *timeline, struct caid_error *error)
         return r;
     timeline->creator = true;
     client_enter_anyway(client);
+    timeline->page->timeline = timeline->name;
     page_open(client, timeline->page);
     client_leave(client);
     return 0;

@@ -8,6 +8,7 @@
 
 #include "array.h"
 #include "base/clock.h"
+#include "drain.h"
 #include "lease.h"
 #include "reservation.h"
 #include "session/client.h"
@@ -161,6 +162,13 @@ caid_array_keep_mapping(struct caid_array *array, struct caid_mapping **ret,
     return 0;
 }
 
+static void
+unkeep(struct caid_client *client, struct block *block)
+{
+    if (--block->n_kept == 0 && block->leases == 0)
+        make_idle(client->blocks, block);
+}
+
 void
 caid_mapping_release(struct caid_mapping *mapping)
 {
@@ -169,8 +177,7 @@ caid_mapping_release(struct caid_mapping *mapping)
     struct caid_client *client = mapping->client;
     if (!fork_guard_crossed(&client->guard)) { /* in a child the block is the parent's */
         client_enter_anyway(client);
-        if (--mapping->block->n_kept == 0 && mapping->block->leases == 0)
-            make_idle(client->blocks, mapping->block);
+        unkeep(client, mapping->block);
         client_leave(client);
     }
     free(mapping);
@@ -189,14 +196,50 @@ fail_map(const struct block *block, int r, const struct drv_error *cause,
                        block_kind_name(block->kind), block->id, block->size);
 }
 
+struct block_call {
+    struct call call;
+    int *ret_fd;
+};
+
 static int
-import_device(const struct drv *drv, struct block *block, struct caid_error *error)
+take_fd(struct caid_client *client UNUSED, struct call *call, const void *result UNUSED,
+        struct call_fds *fds)
 {
+    if (fds->n != 1)
+        return -EPROTO;
+    if (!call->left)
+        *container_of(call, struct block_call, call)->ret_fd = TAKE_FD(fds->fd[0]);
+    return 0;
+}
+
+/* Nothing that is under way depends on the block meanwhile: its lock may be held. */
+static int
+ask_for_fd(struct caid_client *client, struct block *block, struct caid_error *error)
+{
+    const struct msg_block_params params = {.block = block->id};
+    struct block_call *block_call = call_new(sizeof(*block_call), MSG_BLOCK, &params);
+    struct call *call = block_call ? &block_call->call : NULL;
+
+    if (block_call) {
+        block_call->ret_fd = &block->fd;
+        call->take = take_fd;
+        call->has_fds = true;
+    }
+    return call_make(client, call, error);
+}
+
+static int
+import_device(struct caid_client *client, struct block *block, struct caid_error *error)
+{
+    const struct drv *drv = client->gpu.drv;
     struct drv_error cause = {0};
 
     if (block->imported)
         return 0;
-    int r = vmm_alloc_import(drv, block->fd, block->size, &block->alloc, &cause);
+    int r = block->fd < 0 ? ask_for_fd(client, block, error) : 0;
+    if (r < 0)
+        return r;
+    r = vmm_alloc_import(drv, block->fd, block->size, &block->alloc, &cause);
     if (r < 0)
         return fail_driver(error, r, &cause, "cannot import block %" PRIu64 " of %zu bytes",
                            block->id, block->size);
@@ -232,8 +275,10 @@ map_again(struct caid_client *client, struct block *block, struct block_map *map
 {
     const struct drv *drv = client->gpu.drv;
     struct drv_error cause = {0};
-    int r = 0;
 
+    int r = import_device(client, block, error);
+    if (r < 0)
+        return r;
     for (uint32_t place = 0; r == 0 && place < client->gpu.n_devices; place++) {
         int ordinal = client->gpu.devices[place].ordinal;
         if (map->places & UINT64_C(1) << place)
@@ -258,7 +303,7 @@ map_device(struct caid_client *client, struct block *block, enum vmm_mode mode, 
     if (map->vmm.parked)
         r = map_again(client, block, map, error);
     if (r == 0 && !(map->places & UINT64_C(1) << place)) {
-        r = import_device(client->gpu.drv, block, error);
+        r = import_device(client, block, error);
         if (r == 0 && !map->vmm.ptr)
             r = map_anew(client, block, map, mode, ordinal, error);
         else if (r == 0 && (r = vmm_map_allow(client->gpu.drv, &map->vmm, ordinal, &cause)) < 0)
@@ -497,9 +542,12 @@ int
 block_map(struct caid_client *client, struct block *block, enum vmm_mode mode, uint32_t place,
           struct block_address *ret, struct caid_error *error)
 {
-    int r;
-
     pthread_mutex_lock(&block->lock);
+    int r = client_check_awake(client, error);
+    if (r < 0) {
+        pthread_mutex_unlock(&block->lock);
+        return r;
+    }
     switch (block->kind) {
     case BLOCK_LEGACY: r = map_legacy(client, block, place, ret, error); break;
     case BLOCK_PINNED: r = map_pinned(client, block, mode, place, ret, error); break;
@@ -507,6 +555,141 @@ block_map(struct caid_client *client, struct block *block, enum vmm_mode mode, u
     }
     pthread_mutex_unlock(&block->lock);
     return r;
+}
+
+/* ---- a client that is suspended ---- */
+
+static int
+suspend_pinned(struct caid_client *client, struct block *block, struct block_map *map,
+               struct drv_error *cause, struct caid_error *error)
+{
+    const struct drv *drv;
+
+    int r = gpu_push_place(client, block->place, &drv, error);
+    if (r < 0)
+        return r;
+    r = pinned_map_unregister(drv, &map->pinned, cause);
+    gpu_pop(drv);
+    return r;
+}
+
+/* Under block->lock. */
+static int
+suspend_map(struct caid_client *client, struct block *block, struct block_map *map,
+            struct caid_error *error)
+{
+    struct drv_error cause = {0};
+    int r;
+
+    if ((!map->vmm.ptr && !map->pinned.registered) || map->parked)
+        return 0;
+    if (map->pinned.registered)
+        r = suspend_pinned(client, block, map, &cause, error);
+    else
+        r = vmm_map_park(client->gpu.drv, &map->vmm, &cause);
+    map->parked = map->suspended = r == 0;
+    return r < 0 && cause.call
+               ? fail_driver(error, r, &cause, "cannot unmap block %" PRIu64, block->id)
+               : r;
+}
+
+static int
+suspend_block(struct caid_client *client, struct block *block, struct caid_error *error)
+{
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < ARRAY_SIZE(block->maps); i++)
+        r = suspend_map(client, block, &block->maps[i], error);
+    if (r == 0 && block->imported) {
+        vmm_alloc_release(client->gpu.drv, &block->alloc, NULL); /* done either way */
+        block->imported = false;
+    }
+    return r;
+}
+
+static int
+resume_pinned(struct caid_client *client, struct block *block, struct block_map *map,
+              struct caid_error *error)
+{
+    enum vmm_mode mode = map == &block->maps[0] ? VMM_READ : VMM_READ_WRITE;
+    CUdeviceptr was = map->pinned.ptr;
+
+    int r = register_pinned(client, block, &map->pinned, mode, block->place, error);
+    map->parked = r < 0 || map->pinned.ptr != was;
+    map->pinned.ptr = was;
+    return r == 0 && map->parked
+               ? fail(error, CAID_ERR_DRIVER,
+                      "pinned block %" PRIu64 " has another address now", block->id)
+               : r;
+}
+
+/* Where the daemon has freed the memory, the block stays unmapped. */
+static int
+resume_map(struct caid_client *client, struct block *block, struct block_map *map,
+           struct caid_error *error)
+{
+    struct caid_error why = {0};
+
+    if (map->pinned.host)
+        return resume_pinned(client, block, map, error);
+    int r = map_again(client, block, map, &why);
+    return r < 0 && why.code != CAID_ERR_NOT_FOUND ? fail_again(error, &why) : 0;
+}
+
+static int
+resume_block(struct caid_client *client, struct block *block, struct caid_error *error)
+{
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < ARRAY_SIZE(block->maps); i++)
+        if (block->maps[i].suspended) {
+            r = resume_map(client, block, &block->maps[i], error);
+            block->maps[i].suspended = r < 0;
+        }
+    return r;
+}
+
+/* Calls fn for all blocks under their locks. A block is kept meanwhile, so that nobody frees it. */
+static int
+visit_blocks(struct caid_client *client,
+             int (*fn)(struct caid_client *, struct block *, struct caid_error *),
+             struct caid_error *error)
+{
+    struct block_table *table = client->blocks;
+    struct block key = {.id = 0}, *block;
+    int r = 0;
+
+    pthread_mutex_lock(&client->lock);
+    while (r == 0 && (block = RB_NFIND(block_tree, &table->tree, &key))) {
+        key.id = block->id + 1;
+        if (block->n_kept++ == 0 && block->leases == 0)
+            end_idle(table, block);
+        pthread_mutex_unlock(&client->lock);
+        pthread_mutex_lock(&block->lock);
+        r = fn(client, block, error);
+        pthread_mutex_unlock(&block->lock);
+        pthread_mutex_lock(&client->lock);
+        unkeep(client, block);
+    }
+    pthread_mutex_unlock(&client->lock);
+    return r;
+}
+
+int
+blocks_suspend(struct caid_client *client, struct caid_error *error)
+{
+    pthread_rwlock_wrlock(&client->blocks->addresses); /* copies under way have ended */
+    int r = drain_contexts(client, UINT64_MAX, NULL, 0, error);
+    if (r == 0)
+        r = visit_blocks(client, suspend_block, error);
+    pthread_rwlock_unlock(&client->blocks->addresses);
+    return r;
+}
+
+int
+blocks_resume(struct caid_client *client, struct caid_error *error)
+{
+    return visit_blocks(client, resume_block, error);
 }
 
 /* ---- idle blocks ---- */
@@ -543,7 +726,7 @@ unmap(struct caid_client *client, struct block *block)
         if (map->pinned.host)
             unmap_pinned(drv, &map->pinned, gpu_is_gone((CUresult)why.cuda_result));
         map->places = 0;
-        map->parked = false;
+        map->parked = map->suspended = false;
     }
     if (block->legacy)
         legacy_map_free(drv, block->legacy);

@@ -78,7 +78,7 @@ struct block {
 
     /* Under lock. */
     pthread_mutex_t lock;
-    int fd; /* device: until it has been imported */
+    int fd; /* device: until it has been imported; the daemon is asked for another one */
     bool imported;
     struct vmm_alloc alloc;
 
@@ -89,6 +89,7 @@ struct block {
         /* Whether vmm is parked, for readers without the lock; or an exchange has failed so that
          * nobody is to use it. */
         atomic_bool parked;
+        bool suspended; /* it was parked by blocks_suspend() */
         struct pinned_map pinned;
     } maps[2]; /* read-only, read-write */
 
@@ -161,6 +162,13 @@ int block_map(struct caid_client *client, struct block *block, enum vmm_mode mod
 /* Unmaps a block of device memory, and keeps its addresses for the next block_map(). Not under the
  * client's lock. */
 int block_park(struct caid_client *client, struct block *block, struct caid_error *error);
+
+/* Unmaps all blocks, and gives back what the driver has of them but for their addresses, once the
+ * work of all contexts is done. Nobody maps one meanwhile (client_check_awake()). After a failure,
+ * as later, blocks_resume() maps again what this has unmapped, where it was. Not under the client's
+ * lock. */
+int blocks_suspend(struct caid_client *client, struct caid_error *error);
+int blocks_resume(struct caid_client *client, struct caid_error *error);
 
 /* Between these two no block exchanges its addresses. Under no other lock of these. */
 void block_addresses_hold(struct caid_client *client);

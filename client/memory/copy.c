@@ -441,7 +441,9 @@ copy_run(struct caid_client *client, const struct caid_copy *copy, uint64_t item
 {
     struct plan plan;
 
-    int r = plan_init(&plan, copy, itemsize, error);
+    int r = client_check_awake(client, error);
+    if (r == 0)
+        r = plan_init(&plan, copy, itemsize, error);
     if (r < 0 || plan.width == 0)
         return r;
     bool fills = is_fill(copy);

@@ -475,7 +475,8 @@ reply_violation(const struct msg *reply, const struct call *call, const struct c
         return "sent a packet that is no reply";
     if (!call)
         return "answered a request that was not made";
-    if (fds->n > 0 && (!(call->has_blocks || call->has_pages) || reply->error != 0))
+    if (fds->n > 0 &&
+        (!(call->has_blocks || call->has_pages || call->has_fds) || reply->error != 0))
         return "sent file descriptors that nothing refers to";
     return NULL;
 }

@@ -65,6 +65,7 @@ struct call {
     struct reply *copy; /* in place of take(): gets the packet; NULL after it was left */
     bool has_blocks;    /* the reply refers to blocks, and may bring fds */
     bool has_pages;     /* the reply refers to pages of timelines: handoff/page.h */
+    bool has_fds;       /* the reply brings fds, and refers to neither */
     /* Called at the end of a call that nobody waits for in call_run(), when it is IDLE, with the
      * client locked. It may queue the call again, or free it. NULL: a call that was left is
      * freed. */

@@ -42,6 +42,12 @@
 
 struct feature;
 
+enum wakefulness {
+    CLIENT_AWAKE,
+    CLIENT_CHANGING, /* a thread suspends or resumes it */
+    CLIENT_SUSPENDED,
+};
+
 struct caid_client {
     atomic_uint refs;
     struct fork_guard guard;
@@ -103,8 +109,10 @@ struct caid_client {
     /* No such call may begin until those under way have ended, so that blocks can be forgotten. */
     bool barrier;
     struct wake barrier_gone;
-    uint32_t n_page_calls; /* calls whose reply may refer to pages */
-    bool waits_cancelled;  /* caid_set_cancel() */
+    uint32_t n_page_calls;                 /* calls whose reply may refer to pages */
+    bool waits_cancelled;                  /* caid_set_cancel() */
+    _Atomic(enum wakefulness) wakefulness; /* read without the lock, too */
+    _Atomic(pthread_t) changer;            /* CLIENT_CHANGING: the thread that does it */
     bool keeps; /* it keeps memory that work may still use: no GPU memory is given back */
     struct reaper reaper;
     int epoll_fd, news_fd; /* of caid_client_get_fd(); -1: not asked for */
@@ -140,12 +148,18 @@ int client_check_given(const struct caid_client *client, bool given, const char 
 int client_check_name(const struct caid_client *client, const char *name, const char *pool,
                       struct caid_error *error);
 
+/* CAID_ERR_NOT_READY: the client is suspended (suspend.c). Asked also under the locks that keep a
+ * thread from the driver: those of blocks and lanes, and block_addresses_hold(). */
+int client_check_awake(const struct caid_client *client, struct caid_error *error);
+
 /* Around every use of the connection. client_enter() checks the client, takes a reference, and
- * locks it; it fails when the connection has ended. client_leave() undoes that, and sees that what
- * is left to do gets done. */
+ * locks it; it fails when the connection has ended, or while the client is suspended.
+ * client_leave() undoes that, and sees that what is left to do gets done. */
 int client_enter(struct caid_client *client, struct caid_error *error);
 void client_leave(struct caid_client *client);
 
+/* The same while it is suspended, too. */
+int client_enter_asleep(struct caid_client *client, struct caid_error *error);
 /* The same for what has to be done also after the end of the connection. */
 void client_enter_anyway(struct caid_client *client);
 

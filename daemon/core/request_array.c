@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * create, open, open_companion, close.
+ * create, open, open_companion, block, close.
  */
 #include "array.h"
 #include "device.h"
@@ -356,6 +356,20 @@ HANDLER(on_open_companion)
         return rc;
     grant.pool = lease->array->pool;
     grant_send(core, conn, id, MSG_OPEN_COMPANION, &grant);
+    return 0;
+}
+
+/* ---- block ---- */
+
+HANDLER(on_block)
+{
+    const struct msg_block_params *p = params;
+    const struct hold *hold = hold_find(&conn->holds, p->block);
+
+    if (!hold || hold->block->fd < 0)
+        return refuse(r, PROTO_ERR_NOT_FOUND, "block %llu was not sent as an fd, or has gone",
+                      (unsigned long long)p->block);
+    send_result(core, conn, id, MSG_BLOCK, &(struct msg_none){}, &hold->block->fd, 1);
     return 0;
 }
 

@@ -331,6 +331,45 @@ py_client_unmap(PyObject *op, PyObject *leases)
     return map_many(op, leases, false);
 }
 
+PyObject *
+py_client_suspend(PyObject *op, PyObject *timeout)
+{
+    uint64_t timeout_ns;
+
+    if (py_timeout_get(timeout, &timeout_ns) < 0)
+        return NULL;
+    return py_none(PY_CLIENT_CALL(py_client(op), caid_client_suspend(c, timeout_ns, &error)));
+}
+
+static void
+collect_change(const struct caid_change *change, void *userdata)
+{
+    PyObject **list = userdata, *item;
+
+    PyEval_RestoreThread(py_waiting);
+    item = *list ? Py_BuildValue("(ssK)", change->name, change->pool,
+                                 (unsigned long long)change->generation)
+                 : NULL;
+
+    if (*list && (!item || PyList_Append(*list, item) < 0))
+        Py_CLEAR(*list);
+    Py_XDECREF(item);
+    py_waiting = PyEval_SaveThread();
+}
+
+PyObject *
+py_client_resume(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    struct client_object *self = py_client(op);
+    PyObject *list = PyList_New(0);
+
+    if (!list)
+        return NULL;
+    if (PY_CLIENT_CALL(self, caid_client_resume(c, collect_change, &list, &error)) < 0)
+        Py_CLEAR(list);
+    return list;
+}
+
 /* The streams that the client has, held for the time of a call: alive, and maybe capturing. */
 struct held {
     struct stream_object **objects;

@@ -314,6 +314,8 @@ bool py_client_is_live(const struct client_object *self);
     FAST(set_create, "Makes a set of parts of a lease's array: a Lease.")                      \
     METHOD(map, METH_O, "Maps the blocks of leases again.")                                   \
     METHOD(unmap, METH_O, "Unmaps the blocks of leases, and keeps their addresses.")          \
+    METHOD(suspend, METH_O, "Unmaps everything for a checkpoint, within a timeout.")          \
+    METHOD(resume, METH_NOARGS, "Maps it again: (name, pool, generation) of what was replaced.") \
     FAST(vacate, "Waits until nobody else has one of some sets of parts: which.")              \
     FAST(exchange, "Exchanges the addresses of the blocks of two tuples of leases.")          \
     FAST(reserve, "Reserves addresses: (a capsule, the first of them).")                      \

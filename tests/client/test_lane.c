@@ -317,10 +317,12 @@ LANE_TEST(waits)
     assert_ok(lane_get(f.client, to, 0, &lane, &error));
     lane_wait_one(lane, &fence);
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), before + 1);
-    cr_assert(lanes_are_waiting(f.client));
+    uint64_t waiting;
+    cr_assert(lanes_are_waiting(f.client, &waiting));
+    cr_assert_eq(waiting, to);
     *f.gate = 1;
     wait_passed(&fence);
-    cr_assert(!lanes_are_waiting(f.client));
+    cr_assert(!lanes_are_waiting(f.client, &waiting));
     lane_wait_one(lane, &fence); /* has passed */
     cr_assert_eq(soft_calls(&f.gpu, "cuStreamWaitValue64"), before + 1);
     assert_ok(lane_check(lane, &error));

@@ -669,6 +669,35 @@ int caid_exchange(struct caid_client *client, struct caid_array *const *old, siz
                   struct caid_array *const *new_, size_t n_new, const uint64_t *streams,
                   size_t n_streams, struct caid_error *error);
 
+/* Prepares the process for the driver's checkpoint (cuCheckpointProcessCheckpoint()), which cannot
+ * be restored while there are handles of others' memory: waits for the work of the streams, unmaps
+ * all arrays, and gives back every handle and registration. Addresses, leases and the connection
+ * stay, and what others see is as before. Shared memory is not in the checkpoint, and stays on the
+ * GPU.
+ *
+ * From the call on, until caid_client_resume(), calls of this client are CAID_ERR_NOT_READY, but
+ * for closes, dispatch, and what asks neither daemon nor driver. No other thread may enqueue work
+ * meanwhile, by this library or another one, or capture a graph. Every client of the process has
+ * to be suspended, or closed.
+ *
+ * CAID_ERR_INVALID, and the text names it: a bracket is not over, a channel or a timeline that this
+ * client has made is open, or a stream captures a graph. CAID_ERR_UNSUPPORTED: an array is legacy
+ * memory. CAID_ERR_TIMEOUT: after timeout_ns (or CAID_FOREVER) a stream still waits for another
+ * process, or has a signal yet to store. Other work is waited for without a limit. After a failure
+ * the client is as before, but that an array whose memory cannot be mapped again is unmapped. */
+int caid_client_suspend(struct caid_client *client, uint64_t timeout_ns,
+                        struct caid_error *error);
+/* Maps the arrays again at their addresses: pointers, tensors and CUDA graphs are good as before.
+ * It asks the daemon for the memory, and waits for one that has gone and comes back. Then it calls
+ * fn, unless NULL, for each name of an open array that another array has by now, or (generation 0)
+ * none: what is open is what it was. A set is told of for all of its members that are open.
+ * CAID_ERR_FORKED: another pid (the process was restored elsewhere). CAID_ERR_INVALID: it is not
+ * suspended. After a failure it is still so, with some of its arrays mapped, and the call may be
+ * made again. An array whose memory was lost with an earlier daemon stays unmapped. */
+int caid_client_resume(struct caid_client *client,
+                       void (*fn)(const struct caid_change *change, void *userdata),
+                       void *userdata, struct caid_error *error);
+
 struct caid_reservation;
 
 /* Addresses of this process for device memory, `size` bytes of them, rounded up to 2 MiB, from

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable, List, Literal, Union
 from .._base import _strict
 from .._base._errors import LostWarning
 from .._base._lifetime import Closing, attributes
-from .._base._records import ArenaMemory, ChannelEntry, TimelineEntry
+from .._base._records import ArenaMemory, Change, ChannelEntry, TimelineEntry
 from .._handoff import _event, _pending, _stream, _timeline
 from .._handoff._event import Event
 from .._handoff._stream import Stream
@@ -280,6 +280,59 @@ class Client(_naming.Naming, Closing):
             another reservation is used.
         """
         return Reservation(self, nbytes, address)
+
+    # --- checkpoints ------------------------------------------------------------------------
+
+    def suspend(self, timeout: float | None = None) -> None:
+        """Prepares the process for a checkpoint of the CUDA driver's (cuCheckpointProcessCheckpoint()): waits for
+        the work of the streams, unmaps all arrays, and gives back every handle of shared memory. Addresses,
+        leases and the connection stay, and the shared memory stays on the GPU: it is not in the checkpoint. ::
+
+            client.suspend()
+            ...                 # the process is checkpointed, and restored
+            client.resume()     # tensors and CUDA graphs over the arrays are good as before
+
+        Until resume(), arrays have no `ptr`, and calls of the client raise NotReadyError, but for closes and
+        dispatch(). No other thread may use the GPU from the call until resume() has returned; each client of the
+        process is suspended, or closed.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait for streams that wait for other processes, and for brackets' ends; None: for ever.
+            Other work is waited for without a limit.
+
+        Raises
+        ------
+        InvalidError
+            A bracket, a channel, or a timeline that the client has made is open: the message names it; or a
+            stream captures a graph.
+        UnsupportedError
+            An array is "legacy" memory.
+        TimedOutError
+            The message says what is waited for.
+        """
+        self._suspend(timeout)
+
+    def resume(self) -> List[Change]:
+        """Maps the arrays again, at their former addresses. Waits for a daemon that has gone and comes back.
+
+        Returns
+        -------
+        list of Change
+            The names of open arrays that other arrays have by now, or (generation 0) none. What is open is what it
+            was. Of a set that is open, and of its members, only its own name.
+
+        Raises
+        ------
+        InvalidError
+            The client is not suspended.
+        ForkedError
+            The process was restored with another pid.
+        DisconnectedError, OutOfMemoryError, DriverError
+            The client stays suspended.
+        """
+        return [Change(*change) for change in self._resume()]
 
     # --- hand-off ---------------------------------------------------------------------------
 
