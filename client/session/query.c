@@ -64,6 +64,7 @@ struct query {
     const struct answer *answer;
     size_t list, n, more; /* offsets in the result */
     bool by_pool;         /* the options' `pool` and `all` go into the request */
+    struct msg_str *(*prefix)(struct run *run); /* where `prefix` does; NULL: nowhere */
     /* Makes the next request start after a record. false: the record is not behind the last. */
     bool (*next)(struct run *run, const void *from);
     /* Makes it start where the packet says, which may have no record for the caller. The same. */
@@ -267,6 +268,18 @@ next_range(struct run *run, const void *from)
                  at->all ? &at->pool : NULL, &at->name);
 }
 
+static struct msg_str *
+prefix_by_pool(struct run *run)
+{
+    return &run->params.by_pool.prefix;
+}
+
+static struct msg_str *
+prefix_of_channels(struct run *run)
+{
+    return &run->params.channels.prefix;
+}
+
 #define QUERY(method_, METHOD, result, r, records, cursor, ...)                      \
     {                                                                                \
         .name = #method_, .method = MSG_##METHOD, .answer = &answer_##r,             \
@@ -278,11 +291,11 @@ next_range(struct run *run, const void *from)
 
 static const struct query queries[] = {
     QUERY(channels, CHANNELS, channels, channel_entry, channels, channel_entry, .by_pool = true,
-          .skip = skip_channels),
+          .skip = skip_channels, .prefix = prefix_of_channels),
     QUERY(connections, CONNECTIONS, connections, connection, connections, connection,
           .skip = skip_connections),
-    QUERY(list, LIST, list, entry, entries, entry, .by_pool = true),
-    QUERY(lost, LOST, lost, lost, names, lost, .by_pool = true),
+    QUERY(list, LIST, list, entry, entries, entry, .by_pool = true, .prefix = prefix_by_pool),
+    QUERY(lost, LOST, lost, lost, names, lost, .by_pool = true, .prefix = prefix_by_pool),
     QUERY(metrics, METRICS, metrics, metric, metrics, metric),
     QUERY(pools, POOLS, pools, pool, pools, pool),
     QUERY(ranges, RANGES, unnamed, details, arrays, range, .by_pool = true),
@@ -397,13 +410,12 @@ query_run(const struct query *query, struct caid_client *client,
     int r = check_options(client, fn, options, &opts, error);
     if (r < 0)
         return r;
-    if (query->by_pool) {
+    if (query->by_pool)
         run.params.by_pool =
             (struct msg_list_params){.pool = msg_str_opt(opts.all ? NULL : opts.pool),
                                      .all = opts.all};
-        if (query->method == MSG_LIST || query->method == MSG_LOST)
-            run.params.by_pool.prefix = msg_str_opt(opts.prefix);
-    }
+    if (query->prefix)
+        *query->prefix(&run) = msg_str_opt(opts.prefix);
     return run_all(&run, error);
 }
 

@@ -61,7 +61,7 @@ static const struct verb verbs[] = {
     {"connections", verb_connections, 0, 0, 0, false},
     {"info", verb_info, 0, 1, OPT_BYTES, false},
     {"timelines", verb_timelines, 0, 0, OPT_ALL | OPT_POOL, false},
-    {"channels", verb_channels, 0, 0, OPT_ALL | OPT_POOL, false},
+    {"channels", verb_channels, 0, 1, OPT_ALL | OPT_POOL, false},
     {"doctor", verb_doctor, 0, 0, OPT_BYTES, true},
     {"monitor", verb_monitor, 0, 0, OPT_UID | OPT_POOL | OPT_METHOD, false},
     {"drain", verb_drain, 0, 0, OPT_FORCE | OPT_UNDO | OPT_BYTES, false},
@@ -98,7 +98,7 @@ static const char usage[] =
     "  connections          open connections, and ended ones whose process may use memory\n"
     "  info [DEVICE]        memory per device; DEVICE is an index, UUID or PCI address\n"
     "  timelines            timelines of a pool, and who signals them\n"
-    "  channels             who takes part in the channels of a pool, and how far each is\n"
+    "  channels [PREFIX]    who takes part in the channels of a pool, and how far each is\n"
     "  doctor               what works here, what is slow or at risk, and what to do about it\n"
     "  monitor              messages as they pass, until interrupted\n"
     "  drain                refuse new arrays, and wait until the last one has gone\n"

@@ -37,5 +37,7 @@ void json_value(struct json *json, const char *key, const char *fmt, ...) PRINTF
 #define json_null(json, key)        json_value(json, key, "null")
 /* 0 to 1, to four decimals. */
 #define json_ratio(json, key, value) json_value(json, key, "%.4f", value)
+/* To a tenth; below 0: null. */
+#define json_rate(json, key, value) json_value(json, key, (value) < 0 ? "null" : "%.1f", value)
 
 void json_str(struct json *json, const char *key, const char *value); /* NULL: null */

@@ -73,7 +73,7 @@ static struct column
 column_of(const struct field *field)
 {
     struct column column = {.right = (field->unit >= UNIT_DEVICE && field->unit < N_UNITS) ||
-                                     field->unit == UNIT_RATIO};
+                                     field->unit == UNIT_RATIO || field->unit == UNIT_RATE};
     size_t n = min_u64(strcspn(field->head, " "), sizeof(column.head) - 1);
 
     for (size_t i = 0; i < n; i++)
@@ -148,6 +148,9 @@ add_cell(const struct ctl *ctl, unsigned unit, const void *at, struct table *tab
     case UNIT_NS: table_add(table, "%.3f s", (double)*(const uint64_t *)at / 1e9); return;
     case UNIT_DEVICE: table_add(table, "%" PRId32, *(const int32_t *)at); return;
     case UNIT_RATIO: table_add(table, "%.0f %%", 100.0 * *(const double *)at); return;
+    case UNIT_RATE:
+        table_add(table, *(const double *)at < 0 ? "-" : "%.1f/s", *(const double *)at);
+        return;
     default: abort(); /* a record has no place in a table */
     }
     table_add(table, "%s", made);
@@ -222,6 +225,7 @@ add_member(struct json *out, const struct field *field, const void *at)
     case UNIT_RECORD: record_answer(out, field->of, *(const void *const *)at); break;
     case UNIT_RECORDS: add_records(out, field, at); break;
     case UNIT_RATIO: json_ratio(out, field->key, *(const double *)at); break;
+    case UNIT_RATE: json_rate(out, field->key, *(const double *)at); break;
     }
 }
 

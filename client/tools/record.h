@@ -16,6 +16,7 @@
 enum own_unit {
     UNIT_CELL = N_UNITS, /* const char *, in tables alone */
     UNIT_RATIO,          /* double, in tables in per cent */
+    UNIT_RATE,           /* double, a second; below 0: not known, null in JSON */
 };
 
 struct field {

@@ -73,10 +73,11 @@ verb_timelines(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
 /* ---- channels ---- */
 
 int
-verb_channels(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
+verb_channels(struct ctl *ctl, int argc, char **argv)
 {
     _cleanup_table_ struct table table = {0};
 
+    ctl->prefix = argc > 0 ? argv[0] : NULL;
     json_object(&ctl->out, NULL);
     return report_end(ctl,
                       report_query(ctl, "channels",

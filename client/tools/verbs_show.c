@@ -5,17 +5,45 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
+#include "channels.h"
 #include "format.h"
 #include "report.h"
 
 /* ---- an array ---- */
 
+#define RATE_NS (250 * NSEC_PER_MSEC) /* between the looks at a channel that make its rates */
+
+/* Who takes part in the array that is shown, if it is a channel: after two looks. */
+static bool
+add_channel(struct ctl *ctl, const struct caid_details *d, struct table *ret)
+{
+    static const char mark[] = "{\"caid.channel\":";
+    struct caid_list_options options = CAID_INIT(options);
+    struct channels channels = {0};
+    size_t n = 0;
+
+    if (!d->metadata || strncmp(d->metadata, mark, strlen(mark)) != 0)
+        return false;
+    options.pool = d->entry->pool;
+    options.prefix = d->entry->name;
+    if (channels_look(&channels, ctl, &options, d->entry->name, &n) == CTL_OK && n > 0) {
+        clock_pause_ns(RATE_NS);
+        channels_report(&channels, ctl, "channel", &options, d->entry->name, ret);
+    }
+    channels_deinit(&channels);
+    return n > 0;
+}
+
 static void
 details_json(struct ctl *ctl, const struct caid_details *d)
 {
+    _cleanup_table_ struct table unused = {0};
+
     json_object(&ctl->out, NULL);
     report_details(ctl, d);
     json_str(&ctl->out, "storage", storage_state(ctl->client, d));
+    add_channel(ctl, d, &unused);
     json_object_end(&ctl->out);
 }
 
@@ -101,7 +129,7 @@ static int
 show_details(const struct caid_details *d, void *userdata)
 {
     struct ctl *ctl = userdata;
-    _cleanup_table_ struct table table;
+    _cleanup_table_ struct table table, channel = {0};
 
     table_init_facts(&table);
     if (ctl->json) {
@@ -112,6 +140,10 @@ show_details(const struct caid_details *d, void *userdata)
     details_memory(ctl, &table, d);
     details_holders(&table, d);
     table_print(&table, false);
+    if (add_channel(ctl, d, &channel)) {
+        putchar('\n');
+        table_print(&channel, true);
+    }
     return 0;
 }
 

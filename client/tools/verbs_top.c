@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/presence.h"
+#include "channels.h"
 #include "format.h"
 #include "report.h"
 
@@ -57,7 +58,8 @@ struct top {
     uint64_t was_ns;
     bool sees_daemon;    /* the daemon's lock was held at that look */
     double opens, begun; /* per second, since then */
-    char *text;          /* what the last look that succeeded made */
+    struct channels channels;
+    char *text; /* what the last look that succeeded made */
 };
 
 /* ---- by process ---- */
@@ -254,6 +256,21 @@ add_device(const struct look *look, int32_t index)
     return 0;
 }
 
+/* Where somebody takes part in one. */
+static int
+add_channels(struct top *top, const struct look *look, const struct caid_list_options *options)
+{
+    _cleanup_table_ struct table table = {0};
+
+    if (channels_report(&top->channels, look->ctl, NULL, options, NULL, &table) != CTL_OK)
+        return -1;
+    if (top->channels.n > 0) {
+        fputc('\n', look->out);
+        table_write(&table, true, look->out);
+    }
+    return 0;
+}
+
 static int
 look_at(struct top *top, struct look *look)
 {
@@ -280,7 +297,7 @@ look_at(struct top *top, struct look *look)
     if (caid_ranges(ctl->client, &options, add_array, look, &ctl->error) < 0)
         return -1;
     add_processes(look, top->sort);
-    return 0;
+    return add_channels(top, look, &options);
 }
 
 /* Connects again after the daemon has gone, unless that would start a service that was stopped. */
@@ -421,6 +438,7 @@ verb_top(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
     if (ctl->batch && !ctl->json) {
         int batch = top_batch(&top, delay);
         free(top.text);
+        channels_deinit(&top.channels);
         return batch;
     }
     SCREEN *screen = isatty(STDOUT_FILENO) ? newterm(NULL, stdout, stdin) : NULL;
@@ -437,6 +455,7 @@ verb_top(struct ctl *ctl, int argc UNUSED, char **argv UNUSED)
     endwin();
     delscreen(screen);
     free(top.text);
+    channels_deinit(&top.channels);
     ctl->is_quiet = false;
     return status == CTL_OK ? CTL_OK : ctl_failed(ctl, "top");
 }

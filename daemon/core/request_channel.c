@@ -92,6 +92,19 @@ participant_record(const struct participant *p)
     };
 }
 
+/* Whether the request lists it. */
+static bool
+is_listed(const struct participant *p, const struct conn *conn, const struct pool *pool,
+          struct msg_str prefix)
+{
+    const struct array *array = p->channel->array;
+    struct msg_str name = array_name(array);
+
+    if (pool ? array->pool != pool : !pool_may(array->pool, conn, MAY_READ))
+        return false;
+    return name.n >= prefix.n && (prefix.n == 0 || memcmp(name.p, prefix.p, prefix.n) == 0);
+}
+
 static struct participant *
 participant_after(struct core *core, uint64_t id)
 {
@@ -113,8 +126,7 @@ HANDLER(on_channels)
         return REFUSED;
     for (int i = 0; at && i < LOOKED_AT_MAX; i++) {
         const struct msg_channel_entry record = participant_record(at);
-        const struct pool *of = at->channel->array->pool;
-        if ((pool ? of == pool : pool_may(of, conn, MAY_READ)) &&
+        if (is_listed(at, conn, pool, p->prefix) &&
             !portion_add(&portion, &record, msg_channel_entry_size(&record)))
             break;
         result.after = at->id;

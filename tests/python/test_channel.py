@@ -5,15 +5,19 @@ import asyncio
 import contextlib
 import copy
 import gc
+import json
 import os
+import pathlib
 import pickle
 import select
 import signal
+import subprocess
+import threading
 from typing import Callable, NamedTuple
 
 import numpy
 import pytest
-from conftest import PATIENCE_S, Held, at_last, forked, in_a_thread, refuses, run_async, softcuda
+from conftest import PATIENCE_S, Held, at_last, forked, in_a_thread, refuses, run_async, softcuda, wait_until
 from restarts import Restarts
 
 import caid
@@ -703,3 +707,43 @@ def test_fork(soft, client, other, mode):
         mine.info = b"2"
         mine.end()
         assert got(r)[2] == 2
+
+
+# --- what operators see ---------------------------------------------------------------------
+
+
+def told(daemon, *args):
+    command = [pathlib.Path(os.environ["CAID_BUILD_DIR"]) / "bin" / "caidctl", f"--socket={daemon.address}", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
+
+
+def test_operators_see_who_takes_part_and_how_fast(fifo, client, daemon):
+    ch, r = fifo
+    with client.channel("other", SHAPE), client.create("array", 4):
+        put(ch, 1), put(ch, 2), got(r)
+        assert {(entry.name, entry.sequence) for entry in client.channels(prefix="fi")} == {("fifo", 1), ("fifo", 2)}
+        assert len(client.channels()) == 3 and client.channels(prefix="fifo/") == []
+        assert json.loads(told(daemon, "--json", "channels", "fi"))["channels"][0]["name"] == "fifo"
+        producer, reader = json.loads(told(daemon, "--json", "show", "fifo"))["channel"]
+        assert (producer["producer"], producer["sequence"], producer["rate"]) == (True, 2, 0.0)
+        assert (reader["sequence"], reader["lag"], reader["depth"], reader["rate"]) == (1, 1, 1, 0.0)
+        assert "RATE" in told(daemon, "show", "fifo") and "RATE" not in told(daemon, "show", "array")
+        assert "channel" not in json.loads(told(daemon, "--json", "show", "array"))
+    client.unlink("array")
+
+
+def test_a_rate_is_of_two_looks(latest, daemon):
+    ch, _ = latest
+    stop = threading.Event()
+
+    def go_on():
+        while not stop.is_set():
+            put(ch, 1)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        wait_until(lambda: json.loads(told(daemon, "--json", "show", "latest"))["channel"][0]["rate"] > 0)
+    finally:
+        stop.set()
+        thread.join()

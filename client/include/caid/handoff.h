@@ -160,7 +160,7 @@ int caid_timelines(struct caid_client *client, const struct caid_list_options *o
                    int (*fn)(const struct caid_timeline_entry *entry, void *userdata),
                    void *userdata, struct caid_error *error);
 
-/* Like caid_list() for those who take part in channels; prefix is ignored. */
+/* Like caid_list() for those who take part in channels. */
 int caid_channels(struct caid_client *client, const struct caid_list_options *options,
                   int (*fn)(const struct caid_channel_entry *entry, void *userdata),
                   void *userdata, struct caid_error *error);

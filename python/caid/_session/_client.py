@@ -576,9 +576,11 @@ class Client(_naming.Naming, Closing):
         """Timelines that have a name: list of TimelineEntry. Parameters as for list()."""
         return self._records(TimelineEntry, "timelines", pool, None, all)
 
-    def channels(self, *, pool: str | None = None, all: bool = False) -> List[ChannelEntry]:
+    def channels(
+        self, *, pool: str | None = None, prefix: str | None = None, all: bool = False
+    ) -> List[ChannelEntry]:
         """Who takes part in channels: list of ChannelEntry. Parameters as for list()."""
-        return self._records(ChannelEntry, "channels", pool, None, all)
+        return self._records(ChannelEntry, "channels", pool, prefix, all)
 
     # --- arrays of other libraries ----------------------------------------------------------
 
