@@ -6,10 +6,10 @@
  * (shared_page.h).
  *
  *     PUT   numbers, and as many fds   keep the fds; one that was under a number is replaced
- *     MAP   numbers, and as many fds   map the page of timelines (timeline.h) under each number by
- *                                      this fd, for writing; the fd is not kept. The answer, from
- *                                      version 2 on, where the daemon speaks it, too:
- *     MAPPED, UNMAPPED  numbers        whether that has been done
+ *     MAP   a number, and an fd        map the page of timelines (timeline.h) under the number by
+ *                                      this fd, for writing; the fd is not kept
+ *     MAPPED  number, errno            from the keeper: each MAP's answer, in their order; 0: it is
+ *                                      mapped
  *     DROP  numbers                    close the fds; a number without an fd is ignored
  *     KILL  numbers                    timeline_kill_page() of the pages that are mapped
  *     TAKE                             from the daemon; the answer is PUTs of all fds, then END
@@ -17,14 +17,15 @@
  *
  * One daemon at a time: the keeper answers the next one's TAKE when the daemon before has hung up.
  *
- * Nothing else is acknowledged. The keeper has what sendmsg(2) has put into its socket, even if the
- * daemon dies at its next instruction: the packet stays in the receiver's queue, and the kernel
- * keeps its fds open (unix(7)). A keeper that dies loses all that it had. The daemon sees that, and
- * gives the next keeper everything again.
+ * Only MAP is answered. The keeper has what sendmsg(2) has put into its socket, even if the daemon
+ * dies at its next instruction: the packet stays in the receiver's queue, and the kernel keeps its
+ * fds open (unix(7)). But a mapping is there only when it has been made, and a page must not be
+ * sealed before that. A keeper that dies loses all that it had. The daemon sees that, and gives the
+ * next keeper everything again.
  *
  * A keeper outlives daemons of many versions. So TAKE and its answer never change. The answer tells
- * the keeper's version, and the daemon sends it nothing newer. Numbers are in the machine's own
- * byte order.
+ * the keeper's version, and the daemon sends it nothing newer. Version 1 did not answer a MAP, and
+ * a MAP of version 1 is not answered. Numbers are in the machine's own byte order.
  */
 #pragma once
 
@@ -34,7 +35,7 @@
 #include "base/packet.h"
 
 #define KEEP_VERSION     2
-#define KEEP_ANSWERS     2 /* the first version that answers MAP */
+#define KEEP_ANSWERS     2 /* the first version that answers a MAP */
 #define KEEP_NUMBERS_MAX PACKET_FDS_MAX
 
 enum keep_type {
@@ -45,7 +46,6 @@ enum keep_type {
     KEEP_MAP,
     KEEP_KILL,
     KEEP_MAPPED,
-    KEEP_UNMAPPED,
 };
 
 static inline bool

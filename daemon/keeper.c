@@ -8,7 +8,6 @@
 #include "base/log.h"
 #include "base/macros.h"
 #include "fds.h"
-#include "keep_wire.h"
 #include "timeline.h"
 
 #define RESERVED (KEEP_NUMBERS_MAX + 64) /* fds of one packet, and of the process itself */
@@ -62,49 +61,59 @@ keeper_deinit(struct keeper *k)
     *k = KEEPER_CLOSED;
 }
 
-/* A page that is sealed already cannot be mapped: its fd is kept all the same, and no later daemon
- * can have it killed. */
-static bool
+/* 0 or an errno. A page that is sealed already cannot be mapped. Its fd is kept all the same. */
+static int
 map_page(struct keeper *k, uint32_t number, int fd_consume)
 {
     _cleanup_fd_ int fd = fd_consume;
     struct keeper_slot *slot = &k->slots[number];
     void *page;
 
-    if (slot->fd == 0 || slot->page)
-        return slot->page;
+    if (slot->fd == 0)
+        return ENOENT;
+    if (slot->page)
+        return 0;
     page = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED) {
         log_warning("a page of timelines cannot be mapped: %s", strerror(errno));
-        return false;
+        return errno;
     }
     slot->page = page;
-    return true;
+    return 0;
 }
 
-/* A daemon that does not read its answers waits for none. */
+/* Sends the answer to a MAP, if the socket has room. A daemon that has died needs none; what it has
+ * sent is still read. */
 static void
-map_pages(struct keeper *k, const struct keep_packet *p, const int *fds)
+send_answer(struct keeper *k)
 {
-    struct keep_packet done = {.version = KEEP_VERSION, .type = KEEP_MAPPED};
-    struct keep_packet failed = {.version = KEEP_VERSION, .type = KEEP_UNMAPPED};
+    int r = keep_send(k->sock, &k->answer, NULL);
 
-    for (uint32_t i = 0; i < p->n; i++) {
-        struct keep_packet *to = map_page(k, p->numbers[i], fds[i]) ? &done : &failed;
-        to->numbers[to->n++] = p->numbers[i];
-    }
+    if (r == 0 || !keep_is_passing(r))
+        k->answer.n = 0;
+    else if (r != -EAGAIN) /* poll(2) cannot wait for the kernel's resources */
+        k->pauses = true;
+}
+
+static void
+map_and_answer(struct keeper *k, const struct keep_packet *p, int fd_consume)
+{
+    uint32_t error = (uint32_t)map_page(k, p->numbers[0], fd_consume);
+
     if (p->version < KEEP_ANSWERS)
         return;
-    if (done.n > 0)
-        keep_send(k->sock, &done, NULL);
-    if (failed.n > 0)
-        keep_send(k->sock, &failed, NULL);
+    k->answer = (struct keep_packet){KEEP_VERSION, KEEP_MAPPED, 2, {p->numbers[0], error}};
+    send_answer(k);
 }
 
 static void
-carry_out_one(struct keeper *k, enum keep_type type, uint32_t number, int fd)
+carry_out_one(struct keeper *k, const struct keep_packet *p, uint32_t i, int fd)
 {
-    if (type != KEEP_KILL)
+    uint32_t number = p->numbers[i];
+
+    if (p->type == KEEP_MAP)
+        map_and_answer(k, p, fd);
+    else if (p->type != KEEP_KILL)
         set(k, number, fd);
     else if (k->slots[number].page)
         timeline_kill_page(k->slots[number].page);
@@ -115,6 +124,7 @@ hang_up(struct keeper *k, int error)
 {
     k->sock = fd_close(k->sock);
     k->next = KEEPER_NOTHING;
+    k->answer.n = 0;
     if (error < 0)
         log_warning("the daemon's connection is closed: %s; %u files kept", strerror(-error),
                     k->n);
@@ -132,17 +142,18 @@ carry_out(struct keeper *k, const struct keep_packet *p, const int *fds)
     }
     if (!keep_has_fds(p->type) && p->type != KEEP_DROP && p->type != KEEP_KILL)
         return -EBADMSG;
+    if (p->type == KEEP_MAP && p->n != 1)
+        return -EBADMSG;
     for (uint32_t i = 0; i < p->n; i++)
         if (p->numbers[i] >= k->limit)
             return -EBADMSG;
-    if (p->type == KEEP_MAP)
-        map_pages(k, p, fds);
-    for (uint32_t i = 0; i < p->n && p->type != KEEP_MAP; i++)
-        carry_out_one(k, p->type, p->numbers[i], keep_has_fds(p->type) ? fds[i] : 0);
+    for (uint32_t i = 0; i < p->n; i++)
+        carry_out_one(k, p, i, keep_has_fds(p->type) ? fds[i] : 0);
     return 0;
 }
 
-/* One packet; false: there was none. */
+/* One packet; false: there was none. -ECONNRESET comes once, if the daemon has ended without having
+ * read all that it was sent. What it had sent comes after that. */
 static bool
 receive(struct keeper *k)
 {
@@ -152,13 +163,15 @@ receive(struct keeper *k)
 
     if (r == -EAGAIN)
         return false;
+    if (r == -ECONNRESET)
+        return true;
     if (r > 0) {
         r = carry_out(k, &p, fds);
         if (r == 0)
             return true;
         keep_close(fds, keep_has_fds(p.type) ? p.n : 0);
     }
-    hang_up(k, r == -ECONNRESET ? 0 : r); /* -ECONNRESET: it ended without reading its answer */
+    hang_up(k, r);
     return false;
 }
 
@@ -242,11 +255,13 @@ keeper_adopt(struct keeper *k, int sock_consume)
 void
 keeper_turn(struct keeper *k, struct pollfd *polls, size_t n_polls, int timeout_ms)
 {
-    bool gives = k->next != KEEPER_NOTHING && !k->pauses;
+    bool owes = k->answer.n > 0;
+    bool gives = (owes || k->next != KEEPER_NOTHING) && !k->pauses;
+    short events = (short)((owes ? 0 : POLLIN) | (gives ? POLLOUT : 0));
 
     if (k->sock < 0)
         k->sock = TAKE_FD(k->waiting);
-    polls[0] = (struct pollfd){.fd = k->sock, .events = gives ? POLLIN | POLLOUT : POLLIN};
+    polls[0] = (struct pollfd){.fd = k->sock, .events = events};
     polls[1] = (struct pollfd){.fd = k->pauses || k->waiting >= 0 ? -1 : k->listener,
                                .events = POLLIN};
     if (k->pauses && (timeout_ms < 0 || timeout_ms > PAUSE_MS))
@@ -254,7 +269,9 @@ keeper_turn(struct keeper *k, struct pollfd *polls, size_t n_polls, int timeout_
     if (poll(polls, n_polls, timeout_ms) < 0)
         return; /* EINTR: the process was stopped, and continued */
     k->pauses = false;
-    if (k->sock >= 0 && polls[0].revents & (POLLIN | POLLHUP | POLLERR))
+    if (owes && k->sock >= 0)
+        send_answer(k);
+    else if (k->sock >= 0 && polls[0].revents & (POLLIN | POLLHUP | POLLERR))
         receive(k);
     if (k->sock >= 0 && k->next != KEEPER_NOTHING)
         give(k);

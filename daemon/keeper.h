@@ -21,6 +21,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "keep_wire.h"
+
 #define KEEPER_POLLS 2 /* the keeper's own entries */
 
 struct keeper_slot {
@@ -34,11 +36,12 @@ struct keeper {
     uint32_t n;   /* fds in the table */
     uint32_t end; /* no slot from here on was ever used */
     uint32_t
-        next;     /* the first slot that the answer to TAKE has still to send; KEEPER_NOTHING */
-    int sock;     /* the daemon's; or -1 */
-    int waiting;  /* the next daemon's, from which nothing is read yet; or -1 */
-    int listener; /* borrowed; -1: daemons come by keeper_adopt() */
-    bool pauses;  /* the kernel has refused something for want of resources */
+        next; /* the first slot that the answer to TAKE has still to send; KEEPER_NOTHING */
+    struct keep_packet answer; /* to a MAP, to be sent before the next packet is read; n: 0 */
+    int sock;                  /* the daemon's; or -1 */
+    int waiting;               /* the next daemon's, from which nothing is read yet; or -1 */
+    int listener;              /* borrowed; -1: daemons come by keeper_adopt() */
+    bool pauses;               /* the kernel has refused something for want of resources */
 };
 
 #define KEEPER_NOTHING UINT32_MAX

@@ -86,6 +86,8 @@ fill_packet(const struct kept *k, struct keep_packet *p, int fds[KEEP_NUMBERS_MA
             break;
         fds[p->n] = p->type == KEEP_MAP ? k->slots[i].write : k->slots[i].fd;
         p->numbers[p->n++] = i;
+        if (p->type == KEEP_MAP)
+            break;
     }
 }
 
@@ -97,12 +99,19 @@ kept_settle(struct kept *k, const struct keep_packet *p)
     for (uint32_t i = 0; i < p->n; i++) {
         struct kept_slot *slot = &k->slots[p->numbers[i]];
 
-        if (p->type == KEEP_MAP)
-            slot->n_asked++;
+        if (said == DUE_MAP)
+            slot->map = ++k->n_maps;
         set_slot(k, p->numbers[i], slot->fd, slot->due & ~said);
     }
     k->first_due = p->numbers[0];
     k->is_stuck = false;
+}
+
+static void
+tell(const struct kept *k)
+{
+    if (k->told)
+        k->told(k->userdata);
 }
 
 static void
@@ -112,6 +121,7 @@ set_lost(struct kept *k)
         return;
     log_warning("the keeper has gone: without one, nothing outlives this daemon");
     k->state = KEPT_AWAY;
+    tell(k);
 }
 
 /* Sends one packet of what is due. 0: sent; 1: nothing is due; an error that keep_is_passing()
@@ -134,29 +144,6 @@ send_some(struct kept *k)
         return r;
     set_lost(k);
     return -ENOTCONN;
-}
-
-/* What the keeper answers; all with the lock. */
-static void
-read_answers(struct kept *k)
-{
-    int fds[KEEP_NUMBERS_MAX];
-    struct keep_packet p;
-
-    while (kept_is_there(k) && keep_recv(k->sock, &p, fds, MSG_DONTWAIT) > 0) {
-        keep_close(fds, keep_has_fds(p.type) ? p.n : 0);
-        if (p.type != KEEP_MAPPED && p.type != KEEP_UNMAPPED)
-            continue;
-        for (uint32_t i = 0; i < p.n; i++) {
-            struct kept_slot *slot = p.numbers[i] < k->end ? &k->slots[p.numbers[i]] : NULL;
-
-            if (slot && slot->n_asked > 0) {
-                slot->n_asked--;
-                slot->is_mapped = p.type == KEEP_MAPPED;
-            }
-        }
-        k->is_slow = false;
-    }
 }
 
 static void
@@ -271,13 +258,13 @@ use_socket(struct kept *k, int sock_consume)
     pthread_mutex_lock(&k->lock);
     fd_close(k->sock);
     k->sock = TAKE_FD(sock);
-    for (uint32_t i = 0; i < k->end && k->state != KEPT_STARTS; i++)
-        if (k->slots[i].fd > 0) {
-            k->slots[i].n_asked = 0;
-            k->slots[i].is_mapped = false;
-            set_slot(k, i, k->slots[i].fd,
-                     k->slots[i].due | DUE_FD | (k->slots[i].write > 0 ? DUE_MAP : 0));
-        }
+    k->n_maps = k->n_mapped = 0;
+    for (uint32_t i = 0; i < k->end && k->state != KEPT_STARTS; i++) {
+        struct kept_slot *slot = &k->slots[i];
+        slot->map = 0;
+        if (slot->fd > 0)
+            set_slot(k, i, slot->fd, slot->due | (slot->write > 0 ? DUE_FD | DUE_MAP : DUE_FD));
+    }
     if (k->state != KEPT_ENDS)
         k->state = KEPT_THERE;
     pthread_mutex_unlock(&k->lock);
@@ -314,7 +301,29 @@ describe(int error)
 
 /* ---- the thread ---- */
 
-/* Waits for wake(), for the timeout, or for such an event of the socket, its hang-up included. */
+/* The keeper's answers to MAPs. They come in the order of the MAPs. A number may be another page's
+ * by now. */
+static void
+hear(struct kept *k, int sock)
+{
+    int fds[KEEP_NUMBERS_MAX];
+    struct keep_packet p;
+
+    while (keep_recv(sock, &p, fds, MSG_DONTWAIT) > 0) {
+        keep_close(fds, keep_has_fds(p.type) ? p.n : 0);
+        if (p.type != KEEP_MAPPED || p.n != 2)
+            continue;
+        pthread_mutex_lock(&k->lock);
+        k->n_mapped++;
+        if (p.numbers[0] < k->end && k->slots[p.numbers[0]].map == k->n_mapped)
+            k->slots[p.numbers[0]].error = (int)p.numbers[1];
+        tell(k);
+        pthread_mutex_unlock(&k->lock);
+    }
+}
+
+/* Waits for wake(), for the timeout, or for such an event of the socket, its hang-up and answers
+ * included. */
 static void
 await(struct kept *k, int sock, short events, int timeout_ms)
 {
@@ -327,12 +336,13 @@ await(struct kept *k, int sock, short events, int timeout_ms)
 
     poll(polls, ARRAY_SIZE(polls), timeout_ms);
     n = read(k->wake, &count, sizeof(count));
-    pthread_mutex_lock(&k->lock);
     if (polls[0].revents & POLLIN)
-        read_answers(k);
-    if (polls[0].revents & (POLLHUP | POLLERR))
+        hear(k, sock);
+    if (polls[0].revents & (POLLHUP | POLLERR)) {
+        pthread_mutex_lock(&k->lock);
         set_lost(k);
-    pthread_mutex_unlock(&k->lock);
+        pthread_mutex_unlock(&k->lock);
+    }
 }
 
 static void
@@ -544,77 +554,88 @@ kept_set(struct kept *k, uint32_t number, int fd)
     return r;
 }
 
-int
-kept_put(struct kept *k, int fd, uint32_t *ret_number)
+/* write: 0, or of a page. */
+static int
+put(struct kept *k, int fd, int write, uint32_t *ret_number)
 {
-    uint32_t number;
+    uint32_t number = take_number(k);
     int r;
 
-    if (!k->slots)
-        return -ENOTCONN;
-    pthread_mutex_lock(&k->lock);
-    number = take_number(k);
-    r = number == KEPT_NONE ? -ENFILE : kept_post(k, number, fd, DUE_FD);
-    pthread_mutex_unlock(&k->lock);
-    if (r >= 0)
-        *ret_number = number;
+    if (number == KEPT_NONE)
+        return -ENFILE;
+    k->slots[number].write = write;
+    k->slots[number].map = 0;
+    k->slots[number].error = 0;
+    r = kept_post(k, number, fd, DUE_FD);
+    if (write > 0)
+        r = kept_post(k, number, fd, DUE_MAP);
+    *ret_number = number;
     return r;
-}
-
-/* `write` may be closed from now on. With the lock. */
-static void
-end_mapping(struct kept *k, uint32_t number)
-{
-    struct kept_slot *slot = &k->slots[number];
-
-    slot->write = 0;
-    set_slot(k, number, slot->fd, slot->due & (uint8_t)~DUE_MAP);
 }
 
 int
 kept_put_page(struct kept *k, int fd, int write, uint32_t *ret_number)
 {
-    int r = kept_put(k, fd, ret_number);
+    int r;
 
-    if (r < 0)
-        return r;
+    if (!k->slots)
+        return -ENOTCONN;
     pthread_mutex_lock(&k->lock);
-    k->slots[*ret_number].write = write;
-    k->slots[*ret_number].is_mapped = false;
-    if (kept_post(k, *ret_number, fd, DUE_MAP) == KEPT_LATER)
-        r = KEPT_LATER;
+    r = put(k, fd, write, ret_number);
     pthread_mutex_unlock(&k->lock);
     return r;
 }
 
-/* Whether there is an answer to wait for. With the lock. */
-static bool
-map_is_open(struct kept *k, const struct kept_slot *slot)
+int
+kept_put(struct kept *k, int fd, uint32_t *ret_number)
 {
-    read_answers(k);
-    return kept_is_there(k) && k->version >= KEEP_ANSWERS &&
-           (slot->n_asked > 0 || (slot->due & DUE_MAP));
+    return kept_put_page(k, fd, 0, ret_number);
 }
 
-bool
-kept_await_map(struct kept *k, uint32_t number, uint64_t timeout_ns)
+int
+kept_mapped(struct kept *k, uint32_t number)
 {
-    uint64_t end_ns = clock_now_ns() + timeout_ns;
-    struct kept_slot *slot = &k->slots[number];
-    bool is_done;
+    const struct kept_slot *slot = &k->slots[number];
+    int r;
 
     pthread_mutex_lock(&k->lock);
-    while (map_is_open(k, slot) && !k->is_slow) {
-        k->is_slow = clock_now_ns() >= end_ns;
-        pthread_mutex_unlock(&k->lock);
-        poll(&(struct pollfd){.fd = k->sock, .events = POLLIN}, 1, 1);
-        pthread_mutex_lock(&k->lock);
-    }
-    is_done = (slot->is_mapped && !map_is_open(k, slot)) || k->version < KEEP_ANSWERS ||
-              !kept_is_there(k);
-    end_mapping(k, number);
+    if (!kept_is_there(k))
+        r = -ENOTCONN;
+    else if (slot->map == 0 || (k->version >= KEEP_ANSWERS && slot->map > k->n_mapped))
+        r = KEPT_LATER;
+    else
+        r = -slot->error;
     pthread_mutex_unlock(&k->lock);
-    return is_done;
+    return r;
+}
+
+/* No MAP is sent from here on. */
+static void
+forget_write(struct kept *k, uint32_t number)
+{
+    struct kept_slot *slot = &k->slots[number];
+
+    slot->write = 0;
+    set_slot(k, number, slot->fd, slot->due & ~DUE_MAP);
+}
+
+void
+kept_sealed(struct kept *k, uint32_t number)
+{
+    pthread_mutex_lock(&k->lock);
+    forget_write(k, number);
+    pthread_mutex_unlock(&k->lock);
+}
+
+void
+kept_listen(struct kept *k, void (*told)(void *userdata), void *userdata)
+{
+    if (!k->slots)
+        return;
+    pthread_mutex_lock(&k->lock);
+    k->told = told;
+    k->userdata = userdata;
+    pthread_mutex_unlock(&k->lock);
 }
 
 void
@@ -638,7 +659,7 @@ kept_drop(struct kept *k, uint32_t number)
     pthread_mutex_lock(&k->lock);
     if (k->slots[number].fd > 0) {
         fd = k->slots[number].fd;
-        end_mapping(k, number);
+        forget_write(k, number);
         kept_post(k, number, 0, DUE_FD);
     }
     pthread_mutex_unlock(&k->lock);

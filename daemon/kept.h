@@ -16,6 +16,14 @@
  * Nothing is promised to a client before the keeper has it. Most often kept_put() returns 0: the
  * keeper has it. After KEPT_LATER, kept_wait() on a thread that may block waits for that. While
  * there is no keeper, only the daemon has the memory.
+ *
+ * The invariant of pages (I7): where a keeper is there when a page of timelines is made, nobody is
+ * given the page, its owner included, and it is not sealed, before that keeper has answered that it
+ * has mapped it. So whichever daemon comes next can have it killed. A page that the keeper cannot
+ * map, or of which it says nothing, is not made. The exceptions: a page that was made while no
+ * keeper was there, or a keeper of version 1 (keep_wire.h), and that is sealed before the next
+ * keeper comes; and a sealed page whose keeper has died. They are kept, but only the daemon that
+ * made them can kill them.
  */
 #pragma once
 
@@ -28,11 +36,11 @@
 #define KEPT_LATER 1
 
 struct kept_slot {
-    int fd;           /* 0: none */
-    int write;        /* of a page that is not sealed: by which it is mapped; 0: none */
-    uint32_t n_asked; /* MAPs that are not answered: also of former pages of this number */
-    bool is_mapped;   /* as the last answer says */
-    uint8_t due;      /* what the keeper is still to be sent */
+    int fd;       /* 0: none */
+    int write;    /* of a page that is not sealed: the keeper maps it by this; 0: none */
+    uint32_t map; /* which of the MAPs that this keeper was sent is the page's; 0: not sent */
+    int error;    /* errno: the keeper's answer to it */
+    uint8_t due;  /* what the keeper is still to be sent */
     bool is_found;
 };
 
@@ -50,12 +58,14 @@ struct kept {
     int sock;   /* -1: no keeper was ever there */
     int wake;   /* eventfd(2): the thread has something to do */
     int logged; /* -errno: the last reason in the log why there is no keeper */
+    void (*told)(void *userdata); /* see kept_listen() */
+    void *userdata;
     bool is_started;
-    bool is_slow;     /* under the lock: kept_await_map() has timed out, with no answer since */
-    uint16_t version; /* of what the keeper understands, as ours at most */
     _Atomic bool is_stuck; /* a kept_wait() has timed out, and nothing could be sent since */
     _Atomic enum kept_state state;  /* changed with the lock, as are: */
     _Atomic uint32_t n_due, n_kept; /* slots; fds that the keeper has, as long as it is there */
+    uint32_t n_maps, n_mapped;      /* MAPs that this keeper was sent; that it has answered */
+    uint16_t version;               /* the keeper's, or ours if that is less */
     uint32_t limit; /* numbers are below it: the lesser of the keeper's limit and ours */
     uint32_t end;   /* no number from here on was ever used */
     uint32_t first_due, first_free; /* no number below it is due, or free */
@@ -92,14 +102,17 @@ int kept_start(struct kept *k);
 /* Keeps fd under a free number. 0: the keeper has it; KEPT_LATER; -ENFILE: it takes no more;
  * -ENOTCONN: nothing is kept. */
 int kept_put(struct kept *k, int fd, uint32_t *ret_number);
-/* The same for a page of timelines (shared_page.h), which the keeper maps by `write`: that is
- * borrowed until kept_await_map() or kept_drop(). */
+/* The same for a page of timelines (shared_page.h), which the keeper also maps, by `write`. That is
+ * borrowed until the page is sealed or dropped. */
 int kept_put_page(struct kept *k, int fd, int write, uint32_t *ret_number);
-/* To be called before the page is sealed, since nobody can map it afterwards. Most often the keeper
- * has mapped it long before. false: a keeper that is there has not within the time, and then nobody
- * can kill the page once this daemon has gone. One that has been too slow once is not waited for
- * again before it answers, nor is one that is older than such answers. */
-bool kept_await_map(struct kept *k, uint32_t number, uint64_t timeout_ns);
+/* Whether the keeper has mapped the page. 0; KEPT_LATER: it has not answered yet; -ENOTCONN: it is
+ * not there; its -errno. */
+int kept_mapped(struct kept *k, uint32_t number);
+/* The page is about to be sealed, and `write` closed. */
+void kept_sealed(struct kept *k, uint32_t number);
+/* told: called with the lock, on any thread, when kept_mapped() may have another answer. NULL: not
+ * any more. */
+void kept_listen(struct kept *k, void (*told)(void *userdata), void *userdata);
 /* Has the keeper kill the page that is under that number. */
 void kept_kill_page(struct kept *k, uint32_t number);
 /* Keeps fd under that number, in place of the fd that it has, in one step. Errors as kept_put(). */

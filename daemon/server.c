@@ -58,7 +58,8 @@ struct server {
     uv_poll_t stop_poll;
     uv_idle_t overdue;
     struct boot_timer expiry_timer;
-    uv_timer_t deadline_timer, stop_timer, grace_timer;
+    uv_timer_t deadline_timer, stop_timer, grace_timer, pages_timer;
+    uv_async_t keeper_spoke; /* kept_mapped() may have another answer */
     uv_signal_t sigterm, sigint, sighup;
     struct audit audit;
     struct log_window about_clients, about_blocks;
@@ -132,14 +133,34 @@ memory_action(struct server *s, const struct core_action *a)
 }
 
 static void
+page_done(struct server *s, uint64_t page, const struct core_page_result *result)
+{
+    if (result->error < 0)
+        log_client(s, "no page of timelines could be made: %s", result->text);
+    core_page_done(s->core, page, result);
+}
+
+static void on_pages_timer(uv_timer_t *timer);
+
+static void
+arm_pages_timer(struct server *s)
+{
+    uint64_t deadline = shared_pages_deadline_ns(&s->pages), now = clock_now_ns();
+
+    if (deadline != UINT64_MAX && !uv_is_active((uv_handle_t *)&s->pages_timer))
+        uv_timer_start(&s->pages_timer, on_pages_timer,
+                       deadline > now ? (deadline - now) / NSEC_PER_MSEC + 1 : 0, 0);
+}
+
+static void
 page_new_action(struct server *s, const struct core_action *a)
 {
     struct core_page_result result;
-    int r = shared_page_new(&s->pages, a->page, a->size, &result);
 
-    if (r < 0)
-        log_client(s, "no page of timelines could be made: %s", strerror(-r));
-    core_page_done(s->core, a->page, &result);
+    if (shared_page_new(&s->pages, a->page, a->size, &result) == KEPT_LATER)
+        arm_pages_timer(s);
+    else
+        page_done(s, a->page, &result);
 }
 
 /* Sealing fails where the owner has added a seal that forbids further ones. */
@@ -388,6 +409,40 @@ on_lost(void *userdata, struct conn *c, const char *reason)
     else
         conn_close(c);
     run_core(s);
+}
+
+static void
+look_at_pages(struct server *s)
+{
+    struct core_page_result result;
+    uint64_t page;
+
+    if (!s->core)
+        return;
+    core_set_time(s->core, conns_charge(&s->conns, NULL));
+    while (shared_pages_next(&s->pages, &page, &result))
+        page_done(s, page, &result);
+    arm_pages_timer(s);
+    run_core(s);
+}
+
+static void
+on_pages_timer(uv_timer_t *timer)
+{
+    look_at_pages(timer->data);
+}
+
+static void
+on_keeper_spoke(uv_async_t *async)
+{
+    look_at_pages(async->data);
+}
+
+/* By the keeper's thread. */
+static void
+on_kept(void *userdata)
+{
+    uv_async_send(&((struct server *)userdata)->keeper_spoke);
 }
 
 /* A departed process has exited: the core frees the memory that waited for that. */
@@ -690,7 +745,8 @@ init_stop_fd(struct server *s)
 static int
 init_handles(struct server *s)
 {
-    uv_timer_t *timers[] = {&s->deadline_timer, &s->stop_timer, &s->grace_timer};
+    uv_timer_t *timers[] = {&s->deadline_timer, &s->stop_timer, &s->grace_timer,
+                            &s->pages_timer};
     uv_signal_t *signals[] = {&s->sigterm, &s->sigint, &s->sighup};
     int r;
 
@@ -704,6 +760,11 @@ init_handles(struct server *s)
             return r;
         signals[i]->data = s;
     }
+    r = uv_async_init(&s->loop, &s->keeper_spoke, on_keeper_spoke);
+    if (r < 0)
+        return r;
+    s->keeper_spoke.data = s;
+    kept_listen(s->setup.kept, on_kept, s);
     uv_idle_init(&s->loop, &s->overdue);
     s->overdue.data = s;
     s->libuv = (struct poll_source){.ready = on_libuv, .events = EPOLLIN};
@@ -920,6 +981,7 @@ server_free(struct server *s)
 {
     if (!s)
         return NULL;
+    kept_listen(s->setup.kept, NULL, NULL);
     reload_deinit(&s->reload);
     arrivals_stop(&s->arrivals);
     audit_end(&s->audit);

@@ -16,12 +16,13 @@
 /* Of the daemon's fds, at most this part for pages, two each: connections and blocks need the
  * rest. */
 #define FDS_PART 4
-/* The keeper has so long to map a page that is to be sealed: it has been told long before. */
-#define MAP_NS (100 * NSEC_PER_MSEC)
+
+#define MAP_NS (10 * NSEC_PER_SEC) /* for the keeper, to map a page */
 
 struct shared_page {
     RB_ENTRY(shared_page) node;
-    TAILQ_ENTRY(shared_page) of_dying;
+    TAILQ_ENTRY(shared_page) of_list; /* making or dying */
+    uint64_t deadline_ns;             /* in `making`; else 0 */
     uint64_t id;
     int write, read; /* -1: closed */
     uint32_t kept;   /* its number at the keeper; 0: not kept */
@@ -136,10 +137,15 @@ shared_page_make(uint64_t id, size_t size, int former, struct shared_page **ret)
 }
 
 static void
-shared_page_add(struct shared_pages *pages, struct shared_page *p, struct core_page_result *ret)
+shared_page_add(struct shared_pages *pages, struct shared_page *p)
 {
     RB_INSERT(shared_page_tree, &pages->tree, p);
     pages->n++;
+}
+
+static void
+shared_page_tell(const struct shared_page *p, struct core_page_result *ret)
+{
     *ret = (struct core_page_result){.write = p->write,
                                      .read = p->read,
                                      .size = p->size,
@@ -147,20 +153,88 @@ shared_page_add(struct shared_pages *pages, struct shared_page *p, struct core_p
                                      .kept = p->kept};
 }
 
+/* 0, KEPT_LATER or an error. */
+static int
+shared_page_keep(struct shared_pages *pages, struct shared_page *p)
+{
+    int r = kept_put_page(pages->kept, p->read, p->write, &p->kept);
+
+    if (r >= 0)
+        r = kept_mapped(pages->kept, p->kept);
+    else
+        p->kept = 0;
+    return r == -ENOTCONN ? 0 : r;
+}
+
+static void
+fail(struct core_page_result *ret, int error, const char *text)
+{
+    *ret = (struct core_page_result){.error = error, .write = -1, .read = -1, .text = text};
+}
+
+static const char *
+explain_not_mapped(int r)
+{
+    switch (r) {
+    case -ETIMEDOUT: return "the keeper does not answer";
+    case -ENOMEM:
+        return "the keeper cannot map it: no memory, or as many mappings as it may have "
+               "(vm.max_map_count)";
+    default: return "the keeper cannot map it, its log says why";
+    }
+}
+
 int
 shared_page_new(struct shared_pages *pages, uint64_t id, size_t tail,
                 struct core_page_result *ret)
 {
-    struct shared_page *p = NULL;
-    int r = pages->n < pages->max ? shared_page_make(id, page_size(tail), -1, &p) : -EMFILE;
+    _cleanup_(destroyp) struct shared_page *made = NULL;
+    struct shared_page *p;
+    int r = pages->n < pages->max ? shared_page_make(id, page_size(tail), -1, &made) : -EMFILE;
 
-    *ret = (struct core_page_result){.error = r, .write = -1, .read = -1};
-    if (r < 0)
+    if (r == 0)
+        r = shared_page_keep(pages, made);
+    if (r < 0) {
+        fail(ret, r, r == -ENFILE ? "the keeper takes no more files" : strerror(-r));
         return r;
-    if (kept_put_page(pages->kept, p->read, p->write, &p->kept) < 0)
-        p->kept = 0; /* nobody kills it after this daemon */
-    shared_page_add(pages, p, ret);
-    return 0;
+    }
+    p = TAKE_PTR(made);
+    shared_page_add(pages, p);
+    shared_page_tell(p, ret);
+    if (r == KEPT_LATER) {
+        p->deadline_ns = clock_now_ns() + MAP_NS;
+        TAILQ_INSERT_TAIL(&pages->making, p, of_list);
+    }
+    return r;
+}
+
+bool
+shared_pages_next(struct shared_pages *pages, uint64_t *ret_id, struct core_page_result *ret)
+{
+    struct shared_page *p = TAILQ_FIRST(&pages->making);
+    int r = p ? kept_mapped(pages->kept, p->kept) : KEPT_LATER;
+
+    if (p && r == KEPT_LATER && clock_now_ns() >= p->deadline_ns)
+        r = -ETIMEDOUT;
+    if (r == KEPT_LATER)
+        return false;
+    *ret_id = p->id;
+    TAILQ_REMOVE(&pages->making, p, of_list);
+    p->deadline_ns = 0;
+    shared_page_tell(p, ret);
+    if (r < 0 && r != -ENOTCONN) {
+        fail(ret, r, explain_not_mapped(r));
+        shared_page_free(pages, p->id);
+    }
+    return true;
+}
+
+uint64_t
+shared_pages_deadline_ns(const struct shared_pages *pages)
+{
+    const struct shared_page *p = TAILQ_FIRST(&pages->making);
+
+    return p ? p->deadline_ns : UINT64_MAX;
 }
 
 int
@@ -178,7 +252,8 @@ shared_page_adopt(struct shared_pages *pages, uint64_t id, uint32_t kept,
         return r;
     kept_claim(pages->kept, kept);
     p->kept = kept;
-    shared_page_add(pages, p, ret);
+    shared_page_add(pages, p);
+    shared_page_tell(p, ret);
     return 0;
 }
 
@@ -190,10 +265,8 @@ shared_page_seal(struct shared_pages *pages, uint64_t id)
     struct shared_page *p = shared_page_find(pages, id);
     bool sealed;
 
-    if (p->kept && !p->is_former && !kept_await_map(pages->kept, p->kept, MAP_NS))
-        log_warning(
-            "the keeper has not mapped a page of timelines: if this daemon ends before its "
-            "owner, and that dies, who waits for it is not let go");
+    if (p->kept)
+        kept_sealed(pages->kept, p->kept);
     fcntl(p->write, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
     sealed = fcntl(p->write, F_GET_SEALS) &
              F_SEAL_FUTURE_WRITE; /* the owner may have sealed it */
@@ -235,6 +308,7 @@ shared_pages_init(struct shared_pages *pages, struct kept *kept, uint64_t max_fd
         .kept = kept,
     };
     RB_INIT(&pages->tree);
+    TAILQ_INIT(&pages->making);
     TAILQ_INIT(&pages->dying);
     r = make_memfd(page_size(PROTO_TAIL_MAX), &fd); /* it stands for a page of any size */
     if (r == 0)
@@ -264,6 +338,8 @@ shared_page_free(struct shared_pages *pages, uint64_t id)
 
     if (p->kept)
         kept_drop(pages->kept, p->kept);
+    if (p->deadline_ns)
+        TAILQ_REMOVE(&pages->making, p, of_list);
     RB_REMOVE(shared_page_tree, &pages->tree, p);
     pages->n--;
     if (!p->is_former) {
@@ -271,7 +347,7 @@ shared_page_free(struct shared_pages *pages, uint64_t id)
         return;
     }
     p->read = fd_close(p->read);
-    TAILQ_INSERT_TAIL(&pages->dying, p, of_dying);
+    TAILQ_INSERT_TAIL(&pages->dying, p, of_list);
     shared_pages_are_dying(pages);
 }
 
@@ -283,7 +359,7 @@ shared_pages_are_dying(struct shared_pages *pages)
     while ((p = TAILQ_FIRST(&pages->dying))) {
         if (kept_is_there(pages->kept) && !timeline_is_dead(&p->slots[TIMELINE_SLOTS - 1]))
             return true;
-        TAILQ_REMOVE(&pages->dying, p, of_dying);
+        TAILQ_REMOVE(&pages->dying, p, of_list);
         destroy(p);
     }
     return false;
@@ -297,7 +373,7 @@ shared_pages_deinit(struct shared_pages *pages)
     while ((p = RB_MIN(shared_page_tree, &pages->tree)))
         shared_page_free(pages, p->id);
     while ((p = TAILQ_FIRST(&pages->dying))) {
-        TAILQ_REMOVE(&pages->dying, p, of_dying);
+        TAILQ_REMOVE(&pages->dying, p, of_list);
         destroy(p);
     }
     pages->dead = fd_close(pages->dead);

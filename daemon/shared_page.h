@@ -3,6 +3,7 @@
  * Pages of timelines (timeline.h) in the daemon: a memfd each, mapped here for reading and writing,
  * since the daemon reads values, and stores in a page that its owner is dead.
  *
+ *     making  the keeper has yet to map it (kept.h)
  *     made    two fds: one by which the owner maps the page for writing, and one for all others,
  *             opened for reading
  *     sealed  the first fd is closed, and no fd can be mapped for writing any more
@@ -32,7 +33,8 @@ TAILQ_HEAD(shared_page_list, shared_page);
 
 struct shared_pages {
     struct shared_page_tree tree;
-    struct shared_page_list dying; /* freed, and the keeper was told to kill them */
+    struct shared_page_list making; /* in the order of their beginning */
+    struct shared_page_list dying;  /* freed, and the keeper was told to kill them */
     uint32_t n, max;
     int dead;          /* the dead page, for reading */
     struct kept *kept; /* the keeper keeps the pages, and maps them */
@@ -44,10 +46,16 @@ int shared_pages_init(struct shared_pages *pages, struct kept *kept, uint64_t ma
 /* Frees the pages that are left, and kills none. */
 void shared_pages_deinit(struct shared_pages *pages);
 
-/* With so many bytes behind the slots. -EMFILE: pages have as many fds as they may; -errno. *ret
- * has the same error. */
+/* With so many bytes behind the slots. 0; KEPT_LATER: shared_pages_next() returns it, unless it is
+ * freed before; -EMFILE: pages have as many fds as they may; -errno. *ret has the same error. */
 int shared_page_new(struct shared_pages *pages, uint64_t id, size_t tail,
                     struct core_page_result *ret);
+/* A page that is made now, or cannot be; false: there is none. To be called when kept_listen() says
+ * so, and at shared_pages_deadline_ns(). */
+bool shared_pages_next(struct shared_pages *pages, uint64_t *ret_id,
+                       struct core_page_result *ret);
+/* When the keeper has had its time to map the first page; UINT64_MAX: none is being made. */
+uint64_t shared_pages_deadline_ns(const struct shared_pages *pages);
 /* Takes over an earlier daemon's page, which was found under that number. It is mapped for reading;
  * the keeper kills it. -errno: it stays found. */
 int shared_page_adopt(struct shared_pages *pages, uint64_t id, uint32_t kept,

@@ -151,6 +151,8 @@ drop_request(struct core *core, struct conn *conn)
         vacate_free(core, LIST_FIRST(&conn->vacates));
     else if (!LIST_EMPTY(&conn->standing))
         channel_drop_request(core, conn);
+    else if (!LIST_EMPTY(&conn->making))
+        page_free(core, LIST_FIRST(&conn->making));
     else if (conn->monitor)
         monitor_free(core, conn->monitor);
     else if (!RB_EMPTY(&conn->asking))

@@ -74,6 +74,7 @@ struct conn {
     struct done done[DONE_MAX]; /* by request */
     uint64_t swept_ns;          /* when its pages were last swept for passed fences */
     LIST_HEAD(, page) pages;
+    LIST_HEAD(, page) making;        /* pages that are not made yet: nobody has them */
     LIST_HEAD(, timeline) timelines; /* those of its pages that have names */
     uint64_t next_lease;
     LIST_HEAD(, job) jobs; /* MEMORY */

@@ -236,11 +236,12 @@ void core_memory_done(struct core *core, uint64_t job, const struct core_memory_
 
 /* The result of a CORE_PAGE_NEW: the page, zeroed and mapped here until CORE_PAGE_FREE; and fds for
  * its owner (write) and for others (read). The fds are the caller's: it closes `write` at
- * CORE_PAGE_SEAL and both at CORE_PAGE_FREE. To be called while the action is carried out, before
- * any other event. */
+ * CORE_PAGE_SEAL and both at CORE_PAGE_FREE. To be called while the action is carried out or
+ * later, unless its CORE_PAGE_FREE has come by then. */
 struct core_page_result {
     int error; /* 0 or -errno */
     int write, read;
+    const char *text;            /* of the error */
     uint64_t size;               /* bytes */
     struct timeline_slot *slots; /* TIMELINE_SLOTS of them, and what was asked for behind */
     uint32_t kept;               /* as of core_alloc_result */

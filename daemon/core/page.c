@@ -67,8 +67,9 @@ page_new(struct core *core, struct conn *conn, uint32_t request, uint64_t tail,
     page->charge = charge;
     page->request = request;
     page->saved.action.size = tail;
+    page->size = TIMELINE_PAGE_BYTES + tail;
     RB_INSERT(pages, &core->pages, page);
-    LIST_INSERT_HEAD(&conn->pages, page, of_conn);
+    LIST_INSERT_HEAD(&conn->making, page, of_conn);
     core->n_pages++;
     entry_push(core, &page->saved);
     return 0;
@@ -152,12 +153,14 @@ core_page_done(struct core *core, uint64_t id, const struct core_page_result *re
 
     if (result->error) {
         refusal_fill(&r, PROTO_ERR_LIMIT, "no page of timelines could be made: %s",
-                     strerror(-result->error));
+                     result->text);
         send_refusal(core, page->conn, page->request, MSG_PAGE, &r);
         page_remove(core, page);
         return;
     }
     page->made = true;
+    LIST_REMOVE(page, of_conn);
+    LIST_INSERT_HEAD(&page->conn->pages, page, of_conn);
     page->write = result->write;
     page->read = result->read;
     page->size = result->size;
@@ -422,7 +425,7 @@ page_free(struct core *core, struct page *page)
         timeline_free(core, page->timeline);
     while (page_drop_one(core, page))
         ;
-    if (page->made)
+    if (page->made || !page->saved.queued) /* else nobody has begun to make it */
         entry_push(core, TAKE_PTR(page->gone));
     if (page->participant) /* who is told of it then finds the page killed */
         participant_end(core, page->participant);

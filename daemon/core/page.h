@@ -32,8 +32,8 @@ struct page {
     uint64_t id;
     struct conn *conn; /* its owner, which may have departed */
     struct charge charge;
-    LIST_ENTRY(page) of_conn;
-    uint32_t request; /* the request to answer when the page has been made */
+    LIST_ENTRY(page) of_conn; /* conn->pages, or conn->making while it is not made */
+    uint32_t request;         /* the request to answer when the page has been made */
     bool made, sealed;
     bool closing; /* its owner has given it up; in core->closing_pages until it is killed */
     bool killed;  /* every value had landed: it is freed with the last hold */

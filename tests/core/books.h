@@ -63,7 +63,7 @@ void saved_renew(struct harness *h);
 void books_reply(struct harness *h, const struct core_action *a);
 
 /* harness_bracket.c */
-void books_page_new(struct harness *h, uint64_t page, uint64_t tail);
+void books_page_new(struct harness *h, const struct core_action *a);
 void books_page_seal(struct harness *h, uint64_t page);
 void books_page_kill(struct harness *h, uint64_t page);
 void books_page_free(struct harness *h, uint64_t page);

@@ -688,6 +688,11 @@ check_uses(struct core *core, struct conn *conn, struct tally *uses)
                (!conn->departed || conn->ending || former_may_resume(conn))));
         uses->used[RES_PAGES]++;
     }
+    LIST_FOREACH(page, &conn->making, of_conn) {
+        CHECK(page->conn == conn && !page->made && page_find(core, page->id) == page);
+        host += PAGE_HOST(page->size - TIMELINE_PAGE_BYTES);
+        uses->used[RES_PAGES]++;
+    }
     RB_FOREACH(hold, holds, &conn->page_holds) {
         CHECK(hold->conn == conn && hold->page->conn != conn &&
               (!conn->departed || conn->ending));

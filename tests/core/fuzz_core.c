@@ -60,7 +60,10 @@ page_of(uint64_t id)
 static void
 page_new(uint64_t id, uint64_t tail)
 {
-    struct core_page_result result = {.error = -ENOMEM, .write = -1, .read = -1};
+    struct core_page_result result = {.error = -ENOMEM,
+                                      .text = "an error",
+                                      .write = -1,
+                                      .read = -1};
 
     if (f.n_pages < N_PAGES) {
         struct page *page = &f.pages[f.n_pages++];

@@ -226,7 +226,7 @@ carry_out(struct harness *h)
             cr_assert(h->gone[a.conn] && !h->forgotten[a.conn]);
             h->forgotten[a.conn] = true;
             break;
-        case CORE_PAGE_NEW: books_page_new(h, a.page, a.size); break;
+        case CORE_PAGE_NEW: books_page_new(h, &a); break;
         case CORE_PAGE_SEAL: books_page_seal(h, a.page); break;
         case CORE_PAGE_KILL: books_page_kill(h, a.page); break;
         case CORE_PAGE_FREE: books_page_free(h, a.page); break;

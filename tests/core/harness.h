@@ -232,7 +232,10 @@ struct harness {
     size_t n_saved;
     struct h_page pages[H_PAGES];
     size_t n_pages;
-    int page_error; /* of the next CORE_PAGE_NEW */
+    int page_error;         /* of the next CORE_PAGE_NEW */
+    bool makes_pages_later; /* by h_make_page(): the last one of `making` */
+    struct core_action making[4];
+    size_t n_making;
     size_t n_page_holds;
     size_t n_uses;
     uint32_t n_unchecked;             /* steps with many objects */
@@ -368,6 +371,7 @@ void h_forget(struct harness *h, uint64_t conn, uint64_t block);
 /* A page of the connection's own; 0: refused. Then one with bytes behind the slots. */
 uint64_t h_page_new(struct harness *h, uint64_t conn);
 uint64_t h_page_new_with(struct harness *h, uint64_t conn, uint64_t tail);
+void h_make_page(struct harness *h);
 struct h_page *h_page(struct harness *h, uint64_t id); /* NULL: it is gone */
 struct timeline_slot *h_slot(struct harness *h, uint64_t page, uint64_t slot);
 /* The owner submits the next value of a slot; the GPU comes as far as a value. */

@@ -43,10 +43,13 @@ h_land(struct harness *h, uint64_t page, uint64_t slot, uint64_t value)
     atomic_store(&h_slot(h, page, slot)->done, value);
 }
 
-void
-books_page_new(struct harness *h, uint64_t id, uint64_t tail)
+static void
+make_page(struct harness *h, uint64_t id, uint64_t tail)
 {
-    struct core_page_result result = {.error = h->page_error, .write = -1, .read = -1};
+    struct core_page_result result = {.error = h->page_error,
+                                      .text = "an error",
+                                      .write = -1,
+                                      .read = -1};
     struct h_page *page = &h->pages[h->n_pages];
 
     cr_assert_lt(h->n_pages, H_PAGES);
@@ -65,6 +68,26 @@ books_page_new(struct harness *h, uint64_t id, uint64_t tail)
     books_arm(true);
     core_page_done(h->core, id, &result);
     books_arm(false);
+}
+
+void
+h_make_page(struct harness *h)
+{
+    const struct core_action *a = &h->making[--h->n_making];
+
+    make_page(h, a->page, a->size);
+    h_tick(h, 0);
+}
+
+void
+books_page_new(struct harness *h, const struct core_action *a)
+{
+    if (!h->makes_pages_later) {
+        make_page(h, a->page, a->size);
+        return;
+    }
+    cr_assert_lt(h->n_making, ARRAY_SIZE(h->making));
+    h->making[h->n_making++] = *a;
 }
 
 void
@@ -113,6 +136,11 @@ books_page_free(struct harness *h, uint64_t id)
 {
     struct h_page *page = h_page(h, id);
 
+    for (size_t i = 0; i < h->n_making; i++)
+        if (h->making[i].page == id) {
+            h->making[i] = h->making[--h->n_making];
+            return;
+        }
     cr_assert(page, "a page goes twice");
     kill_page(h, page);
     free(page->slots);

@@ -259,6 +259,32 @@ CORE_TEST(timeline, a_page_that_cannot_be_made, NULL)
     cr_assert_neq(h_page_new(h, a), 0);
 }
 
+/* Nobody has the page before, its owner included: it goes with its owner's connection. */
+CORE_TEST(timeline, a_page_that_is_made_later, NULL)
+{
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    uint64_t first = h_page_new(h, a);
+
+    h->makes_pages_later = true;
+    h_request(h, a, MSG_PAGE, &(struct msg_page_params){0});
+    h_request(h, b, MSG_PAGE, &(struct msg_page_params){0});
+    cr_assert(!h->replies[a].seen && !h->replies[b].seen);
+    cr_assert_eq(h_counts(h).pages, 3);
+    h_drop_page(h, a, h->making[0].page); /* not its own yet */
+    cr_assert_eq(h->n_making, 2);
+    h_make_page(h);
+    cr_assert(h->replies[b].seen && !h->replies[a].seen && h->replies[b].page);
+    h_hangup(h, a);
+    cr_assert_eq(h->n_making, 0);
+    cr_assert(h_page(h, first));
+    cr_assert_eq(h_counts(h).pages, 2);
+    h_request(h, b, MSG_PAGE, &(struct msg_page_params){0});
+    h->page_error = -ETIMEDOUT;
+    h_make_page(h);
+    cr_assert(h->replies[b].seen && h->replies[b].error);
+    cr_assert_eq(h_counts(h).pages, 2);
+}
+
 /* A uid's own pool is there while others have timelines in it. */
 CORE_TEST(timeline, of_others_in_a_uids_pool, NULL)
 {

@@ -14,7 +14,7 @@ import time
 from conftest import BUILD, DEADLINE, daemon_env, wait_for
 
 PROGRAM = BUILD / "bin" / "caid-keeper"
-PUT, DROP, TAKE, END, MAP, KILL, MAPPED, UNMAPPED = range(1, 9)
+PUT, DROP, TAKE, END, MAP, KILL, MAPPED = range(1, 8)
 VERSION = 2
 MAX = 253  # numbers in a packet
 
@@ -98,6 +98,13 @@ class Link:
         for some in slices(sorted(files)):
             self.send(packet(PUT, some), [files[number] for number in some])
 
+    def map(self, number, fd):
+        """The keeper's answer: an errno."""
+        self.send(packet(MAP, [number]), [fd])
+        kind, (mapped, error), _ = self.receive()
+        assert (kind, mapped) == (MAPPED, number)
+        return error
+
     def drop(self, numbers):
         for some in slices(sorted(numbers)):
             self.send(packet(DROP, some))
@@ -120,8 +127,6 @@ class Link:
             kind, numbers, fds = self.receive()
             if kind == END:
                 return found, numbers[0]
-            if kind in (MAPPED, UNMAPPED):
-                continue
             assert kind == PUT and len(numbers) == len(fds)
             found.update((number, os.fstat(fd).st_ino) for number, fd in zip(numbers, fds))
             for fd in fds:

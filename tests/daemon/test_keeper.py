@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keeper: what it was given is there, under its number, whoever dies meanwhile."""
 
+import errno
 import fcntl
 import os
 import pathlib
 import resource
+import select
 import signal
 import socket
 import struct
@@ -16,8 +18,10 @@ import hypothesis
 import hypothesis.strategies as st
 import keepers
 import pytest
-from conftest import DEADLINE, become, daemon_env, fork, needs_root, wait_for
-from keepers import DROP, END, KILL, MAP, MAPPED, MAX, PUT, TAKE, UNMAPPED, Keeper, packet
+from conftest import DEADLINE, become, daemon_env, fork, is_sanitized, needs_root, wait_for
+from keepers import DROP, END, KILL, MAP, MAX, PUT, TAKE, Keeper, packet
+from raw import Refused
+from slots import own_page
 
 FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, which Python does not name
 
@@ -170,20 +174,35 @@ def test_a_page_is_killed_by_who_has_it_mapped(keeper):
         os.truncate(fd, 4096)
     with keeper.connect() as link:
         link.put({1: fds[0], 2: fds[1]})
-        link.send(packet(MAP, [1]), fds[:1])
-        assert link.receive()[:2] == (MAPPED, (1,))
+        assert link.map(1, fds[0]) == 0
         for fd in fds:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FUTURE_WRITE)
-        link.send(packet(MAP, [2]), fds[1:])
-        link.send(packet(MAP, [3]), fds[1:])
-        assert [link.receive()[:2] for _ in range(2)] == [(UNMAPPED, (2,)), (UNMAPPED, (3,))]
-        link.send(packet(MAP, [1], version=1), fds[:1])  # of a daemon that does not read answers
+        assert link.map(1, fds[0]) == 0  # it has it
+        assert link.map(2, fds[1]) == errno.EPERM
+        assert link.map(3, fds[1]) == errno.ENOENT
+        link.send(packet(MAP, [2], version=1), fds[1:])  # which wants no answer
         link.send(packet(KILL, [1, 2, 3]))
         assert sorted(link.take()[0]) == [1, 2]
         done = [struct.unpack_from("Q", os.pread(fd, 4096, 0), 256 * 15)[0] for fd in fds]
         assert done == [1 << 62, 0]
     for fd in fds:
         os.close(fd)
+
+
+def test_answers_that_nobody_reads(keeper):
+    """The keeper waits with what comes after them; what had been sent counts when the daemon has died."""
+    with keeper.connect() as link:
+        link.put({0: 0})
+        for number in range(1, 3000):
+            if not select.select([], [link.sock], [], 1)[1]:
+                break
+            link.put({number: 0})
+            link.send(packet(MAP, [number]), [0])
+        else:
+            pytest.fail("the keeper reads on")
+    with keeper.connect() as link:
+        found = link.take()[0]
+        assert set(range(number)) <= found.keys()
 
 
 def test_more_than_it_may_have(keeper):
@@ -203,6 +222,7 @@ def test_more_than_it_may_have(keeper):
         (b"\1\0", 0),
         (packet(PUT, [1, 2]), 1),
         (packet(PUT, [1]), 2),
+        (packet(MAP, [1, 2]), 2),
         (packet(PUT, [1, 2])[:-1], 2),
         (packet(PUT, [1]) + b"\0", 1),
         (packet(PUT, range(MAX + 1)), MAX),
@@ -216,7 +236,7 @@ def test_more_than_it_may_have(keeper):
         (b"\xff" * 70, 3),
         (b"x" * 60000, 0),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_nonsense_ends_the_connection_and_nothing_else(keeper, data, n_fds):
     with keeper.connect() as link:
@@ -302,6 +322,38 @@ def test_a_daemon_and_its_keeper(start, start_keeper):
     start_keeper(wait=False)
     wait_for(lambda: "the keeper is there" in d.text(), "the keeper's return")
     assert d.stop() == 0
+
+
+def test_a_page_is_made_when_the_keeper_has_mapped_it(start, start_keeper):
+    """Its owner has it then, so it is sealed after that. Nobody else waits meanwhile."""
+    keeper = start_keeper()
+    d = start(f"--keeper={keeper.address}")
+    with d.client() as c:
+        with keeper.paused():
+            with d.client() as gone:
+                gone.request("page")
+            request = c.request("page")
+            with d.client() as other:
+                wait_for(lambda: other.call("status")["pages"] == 1, "the page of who has gone")
+            assert not select.select([c.sock], [], [], 0)[0]
+        (record,) = c.response(request)["pages"]
+        c.call("timeline", name="t", page=record["page"])  # seals it
+        with keeper.paused(), pytest.raises(Refused, match="the keeper does not answer"):
+            c.call("page")
+        assert own_page(c).number > record["page"]  # whatever the keeper says late
+        if not is_sanitized():  # which maps memory of its own
+            limits = resource.prlimit(keeper.process.pid, resource.RLIMIT_AS, (4096, resource.RLIM_INFINITY))
+            with pytest.raises(Refused, match=r"the keeper cannot map it: no memory, or .*vm\.max_map_count"):
+                c.call("page")
+            resource.prlimit(keeper.process.pid, resource.RLIMIT_AS, limits)
+        own_page(c)
+        with keeper.paused():
+            request = c.request("page")
+            with d.client() as other:
+                other.call("status")
+            keeper.end(signal.SIGKILL)
+        assert c.response(request)["pages"]  # as without a keeper
+        assert [line for line in keeper.text().splitlines() if "cannot be mapped" in line and "Cannot allocate" not in line] == []
 
 
 def test_a_daemon_without_its_keeper(start, tmp_path):
