@@ -7,9 +7,9 @@
  *
  *   AWAKE --suspend--> CHANGING --> SUSPENDED --resume--> CHANGING --> AWAKE
  *
- * From CHANGING on, client_check_awake() refuses what would use the driver for shared memory, and
- * new calls to the daemon, but for the thread that changes the client. What has begun before is
- * refused, waited for, or found by the lock that it has. Closes are possible at any time.
+ * From CHANGING on, client_check_awake() refuses what would use the driver for shared memory, but
+ * to the thread that changes the client. What has begun before is in the way, or waited for by the
+ * lock that it has. All else goes on: closes, and what only asks the daemon.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -35,7 +35,7 @@
 static int
 change_begin(struct caid_client *client, enum wakefulness from, struct caid_error *error)
 {
-    int r = client_enter_asleep(client, error);
+    int r = client_enter(client, error);
     if (r < 0)
         return r;
     if (client->wakefulness != from) {

@@ -618,6 +618,11 @@ bracket_ask(struct caid_bracket *bracket, struct caid_error *error)
     int r = client_enter(client, error);
     if (r < 0)
         return r;
+    r = client_check_awake(client, error);
+    if (r < 0) {
+        client_leave(client);
+        return r;
+    }
     bracket->params.bracket = ++client->brackets->last_id;
     bracket->asked_ns = clock_now_ns();
     uint64_t left_ns = time_left(bracket);

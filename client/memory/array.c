@@ -242,7 +242,9 @@ int
 array_request_run(struct caid_client *client, struct array_request *request,
                   struct caid_error *error)
 {
-    int r = client_enter(client, error);
+    int r = client_check_awake(client, error);
+    if (r == 0)
+        r = client_enter(client, error);
     if (r < 0)
         return r;
     r = get_leases(client, request, error);

@@ -330,7 +330,7 @@ part_poll(struct caid_client *client)
 int
 caid_client_dispatch_parts(struct caid_client *client, struct caid_error *error)
 {
-    int r = client_enter_asleep(client, error);
+    int r = client_enter(client, error);
     if (r < 0)
         return r;
     call_dispatch(client);

@@ -121,36 +121,21 @@ client_check_awake(const struct caid_client *client, struct caid_error *error)
     return fail(error, CAID_ERR_NOT_READY, "%s: the client is suspended", client->socket);
 }
 
-static int
-enter(struct caid_client *client, bool awake, struct caid_error *error)
+int
+client_enter(struct caid_client *client, struct caid_error *error)
 {
     int r = client_check(client, error);
     if (r < 0)
         return r;
     pthread_mutex_lock(&client->lock);
-    if (client->lost.code != 0)
+    if (client->lost.code != 0) {
         r = fail_again(error, &client->lost);
-    else if (awake)
-        r = client_check_awake(client, error);
-    if (r < 0) {
         pthread_mutex_unlock(&client->lock);
         return r;
     }
     client_ref(client);
     client->n_running++;
     return 0;
-}
-
-int
-client_enter(struct caid_client *client, struct caid_error *error)
-{
-    return enter(client, true, error);
-}
-
-int
-client_enter_asleep(struct caid_client *client, struct caid_error *error)
-{
-    return enter(client, false, error);
 }
 
 void
@@ -331,7 +316,7 @@ client_lower_fd(struct caid_client *client)
 int
 caid_client_dispatch(struct caid_client *client, struct caid_error *error)
 {
-    int r = client_enter_asleep(client, error);
+    int r = client_enter(client, error);
     if (r < 0)
         return r;
     call_dispatch(client);

@@ -148,18 +148,16 @@ int client_check_given(const struct caid_client *client, bool given, const char 
 int client_check_name(const struct caid_client *client, const char *name, const char *pool,
                       struct caid_error *error);
 
-/* CAID_ERR_NOT_READY: the client is suspended (suspend.c). Asked also under the locks that keep a
- * thread from the driver: those of blocks and lanes, and block_addresses_hold(). */
+/* CAID_ERR_NOT_READY: the client is suspended (suspend.c). What the driver does with shared memory
+ * asks under a lock: of the block or the lane, or block_addresses_hold(). */
 int client_check_awake(const struct caid_client *client, struct caid_error *error);
 
 /* Around every use of the connection. client_enter() checks the client, takes a reference, and
- * locks it; it fails when the connection has ended, or while the client is suspended.
- * client_leave() undoes that, and sees that what is left to do gets done. */
+ * locks it; it fails when the connection has ended. client_leave() undoes that, and sees that what
+ * is left to do gets done. */
 int client_enter(struct caid_client *client, struct caid_error *error);
 void client_leave(struct caid_client *client);
 
-/* The same while it is suspended, too. */
-int client_enter_asleep(struct caid_client *client, struct caid_error *error);
 /* The same for what has to be done also after the end of the connection. */
 void client_enter_anyway(struct caid_client *client);
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mappings that a program keeps beyond its leases. */
+#include <errno.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -158,6 +161,58 @@ MAPPED_TEST(a_child_leaves_the_parents_alone)
     cr_assert_eq(ptr_of(array), ptr);
     caid_mapping_release(mapping);
     caid_array_close(array);
+}
+
+/* ---- a client that is suspended ---- */
+
+SOFT_TEST(what_is_kept_is_given_back_by_who_is_suspended)
+{
+    struct caid_array *array = make_bytes(f.client, "x", SIZE);
+    struct caid_array *gone = make_bytes(f.client, NULL, SIZE);
+    struct caid_mapping *kept = keep(array), *freed = keep(gone);
+    uint64_t ptr = ptr_of(array);
+
+    caid_array_close(gone);
+    wait_for_leases(f.client, 1);
+    assert_ok(caid_flush(f.client, -1, NULL, &error));
+    cr_assert_eq(status_of(f.client).blocks, 1);
+    assert_ok(caid_client_suspend(f.client, CAID_FOREVER, &error));
+    cr_assert_eq(soft_live(&f.gpu, "mappings"), 0);
+    cr_assert_eq(soft_live(&f.gpu, "handles"), 0);
+    caid_array_close(array);
+    wait_for_leases(f.client, 0);
+    assert_ok(caid_client_resume(f.client, NULL, NULL, &error));
+    array = must_open("x", "rw");
+    cr_assert_eq(ptr_of(array), ptr);
+    assert_ok(caid_client_suspend(f.client, 0, &error));
+    caid_mapping_release(freed);
+    caid_mapping_release(kept);
+    assert_failed(caid_client_suspend(f.client, 0, &error), CAID_ERR_NOT_READY);
+    assert_ok(caid_client_resume(f.client, NULL, NULL, &error));
+    assert_failed(caid_client_resume(f.client, NULL, NULL, &error), CAID_ERR_INVALID);
+    cr_assert_eq(ptr_of(array), ptr);
+    caid_array_close(array);
+    flush();
+    cr_assert_eq(soft_live(&f.gpu, "mappings"), 0);
+}
+
+static int
+resume_here(void *client)
+{
+    return caid_client_resume(client, NULL, NULL, NULL) == -EPERM ? 0 : 1;
+}
+
+/* As one that was restored elsewhere: it has this process's memory, and another pid. */
+MAPPED_TEST(another_process_cannot_resume_it)
+{
+    static _Alignas(16) char stack[256 << 10];
+
+    assert_ok(caid_client_suspend(f.client, 0, &error));
+    pid_t pid =
+        clone(resume_here, stack + sizeof(stack), CLONE_VM | CLONE_VFORK | SIGCHLD, f.client);
+    cr_assert_gt(pid, 0);
+    cr_assert_eq(process_wait(pid), 0);
+    assert_ok(caid_client_resume(f.client, NULL, NULL, &error));
 }
 
 /* ---- over a restart ---- */

@@ -191,6 +191,22 @@ CAID_TEST(memory, open_blocks_of_some_kinds_do_not_go)
 }
 
 /* A client that keeps a block open gets a further array in it without its fd. */
+/* To who holds it, and only that has an fd. */
+CORE_TEST(memory, block_is_sent_again, h_sharing)
+{
+    uint64_t a = h_connect(h, 1000, 1000), b = h_connect(h, 1000, 1000);
+    struct h_reply first = h_made(h, a, 100, kind_of("device"));
+    struct h_reply legacy = h_made(h, a, 100, kind_of("legacy"));
+    struct msg_block_params block = {.block = first.block}, other = {.block = legacy.block};
+
+    const struct h_reply *again = h_request(h, a, MSG_BLOCK, &block);
+    cr_assert_eq(again->error, 0);
+    cr_assert_eq(again->n_fds, 1);
+    cr_assert_eq(again->fds[0], first.fds[0]);
+    cr_assert_eq(h_request(h, a, MSG_BLOCK, &other)->error, PROTO_ERR_NOT_FOUND);
+    cr_assert_eq(h_request(h, b, MSG_BLOCK, &block)->error, PROTO_ERR_NOT_FOUND);
+}
+
 CORE_TEST(memory, hold_outlives_leases, h_sharing)
 {
     uint64_t a = h_connect(h, 1000, 1000);

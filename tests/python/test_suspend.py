@@ -116,9 +116,8 @@ def test_calls_meanwhile_say_so_and_closes_go_on(client, arrays):
         for call in (
             lambda: client.empty(1),
             lambda: client.open("device"),
-            lambda: client.ping(),
+            lambda: client.open_set("s/"),
             lambda: client.suspend(),
-            lambda: client.timeline("t"),
             lambda: client.channel("c", 1),
             lambda: client.bracket(stream, read=arrays).begin(),
             lambda: arena.allocate(100),
@@ -128,6 +127,7 @@ def test_calls_meanwhile_say_so_and_closes_go_on(client, arrays):
                 call()
         with refuses(caid.ClosedError, match="unmapped"):
             arrays[0].ptr  # noqa: B018
+        assert {e.name for e in client.list()} == set(MEMORY)
         client.dispatch()
         closed.close()
         allocation.close()
@@ -276,7 +276,7 @@ def test_a_resume_that_fails_is_made_again(client, arrays, call):
         client.resume()
     softcuda("clear")
     with pytest.raises(caid.NotReadyError, match="suspended"):
-        client.ping()
+        client.open("device")
     client.resume()
     assert [a.ptr for a in arrays] == there and values(arrays) == [{0}, {1}, {2}]
 

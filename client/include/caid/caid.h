@@ -675,10 +675,10 @@ int caid_exchange(struct caid_client *client, struct caid_array *const *old, siz
  * stay, and what others see is as before. Shared memory is not in the checkpoint, and stays on the
  * GPU.
  *
- * From the call on, until caid_client_resume(), calls of this client are CAID_ERR_NOT_READY, but
- * for closes, dispatch, and what asks neither daemon nor driver. No other thread may enqueue work
- * meanwhile, by this library or another one, or capture a graph. Every client of the process has
- * to be suspended, or closed.
+ * From the call on, until caid_client_resume(), creates, opens, copies, brackets, and allocations
+ * of arenas are CAID_ERR_NOT_READY; closes, and what only asks the daemon, go on. No other thread
+ * may enqueue work meanwhile, by this library or another one, or capture a graph. Every client of
+ * the process has to be suspended, or closed.
  *
  * CAID_ERR_INVALID, and the text names it: a bracket is not over, a channel or a timeline that this
  * client has made is open, or a stream captures a graph. CAID_ERR_UNSUPPORTED: an array is legacy
