@@ -28,11 +28,11 @@ struct getting {
 enum step {
     STEP_GOT,
     STEP_NOTHING, /* until `wanted` is submitted */
-    STEP_POLL,    /* it is submitted, and has to land */
-    STEP_AGAIN,
-    STEP_LAST,  /* latest: announced, but the producer has closed: to be secured */
-    STEP_DEAD,  /* the reader is to be told */
-    STEP_ENDED, /* there is no producer, or no longer */
+    STEP_POLL,    /* it is submitted, and has to land; or it moves */
+    STEP_VOID,    /* fifo: that one was given up */
+    STEP_LAST,    /* latest: announced, but the producer has closed: to be secured */
+    STEP_DEAD,    /* the reader is to be told */
+    STEP_ENDED,   /* there is no producer, or no longer */
     STEP_BROKEN,
 };
 
@@ -100,40 +100,12 @@ get_begin(struct caid_channel *channel)
     pthread_mutex_unlock(&channel->lock);
 }
 
-/* One thread at a time: 0, or 1 for another one. */
-static int
-take_rejoin(struct caid_channel *channel)
-{
-    pthread_mutex_lock(&channel->lock);
-    bool taken = channel->rejoining;
-    channel->rejoining = true;
-    pthread_mutex_unlock(&channel->lock);
-    if (taken)
-        clock_pause_ns(TURN_NS);
-    return taken;
-}
-
-static void
-end_rejoin(struct caid_channel *channel)
-{
-    pthread_mutex_lock(&channel->lock);
-    channel->rejoining = false;
-    pthread_mutex_unlock(&channel->lock);
-}
-
-static int
-fail_timeout(const struct caid_channel *channel, struct caid_error *error)
-{
-    return fail(error, CAID_ERR_TIMEOUT, "channel \"%s\": no frame came in time",
-                channel_name(channel));
-}
-
 /* The daemon may not know yet that this producer has ended. */
 static int
 pause_for(struct getting *g, struct caid_error *error)
 {
     if (clock_now_ns() >= g->deadline_ns)
-        return fail_timeout(g->channel, error);
+        return -ETIMEDOUT;
     return interrupt_pause(g->channel->client, &g->pauses, g->deadline_ns, error);
 }
 
@@ -157,22 +129,10 @@ ask(struct getting *g, bool wait, bool *ret_none, struct caid_error *error)
 
     int r = member_join(channel, wait, g->deadline_ns, error);
     if (r < 0)
-        return r == -ETIMEDOUT ? fail_timeout(channel, error) : r;
+        return r;
     bool same = is_same(channel, ret_none);
     get_begin(channel);
     return same ? pause_for(g, error) : 0;
-}
-
-static int
-rejoin(struct getting *g, struct caid_error *error)
-{
-    bool none;
-
-    if (take_rejoin(g->channel))
-        return pause_for(g, error);
-    int r = ask(g, true, &none, error);
-    end_rejoin(g->channel);
-    return r;
 }
 
 static bool
@@ -218,31 +178,38 @@ read_entry(const struct caid_channel *channel, uint64_t sequence, uint32_t slot,
 
 /* A frame that is newest may not have been submitted yet, which a stream could not wait for. */
 static enum step
-take_latest(struct getting *g, uint64_t word, bool ended)
+check_latest(struct getting *g, uint64_t word, bool ended)
 {
     struct caid_channel *channel = g->channel;
     uint64_t sequence = channel_sequence(word);
-    uint32_t slot = channel_slot(word);
 
-    if (ended && !has_closed(channel)) {
-        core_retract(announcement_of(g));
+    if (ended && !has_closed(channel))
         return STEP_DEAD;
-    }
-    if (timeline_submitted(channel->view.slot) < sequence) {
-        core_retract(announcement_of(g));
+    if (timeline_submitted(channel->view.slot) < sequence)
         return STEP_NOTHING;
-    }
-    if (read_entry(channel, sequence, slot, g->frame.info) != CORE_FRAME) {
-        core_retract(announcement_of(g));
+    if (read_entry(channel, sequence, channel_slot(word), g->frame.info) != CORE_FRAME)
         return ended ? STEP_ENDED : STEP_BROKEN;
-    }
-    g->word = word;
-    if (!ended)
-        fill(g, sequence, slot);
     return ended ? STEP_LAST : STEP_GOT;
 }
 
-/* Whether there is a newer one, which is to be announced: STEP_GOT. */
+static enum step
+take_latest(struct getting *g)
+{
+    struct caid_channel *channel = g->channel;
+    struct channel_announcement *a = announcement_of(g);
+
+    enum core_look look =
+        core_announce(&channel->view, a, !g->lane, channel->next - 1, &g->word);
+    if (look != CORE_SECURED && look != CORE_ENDED)
+        return STEP_POLL;
+    enum step step = check_latest(g, g->word, look == CORE_ENDED);
+    if (step == STEP_GOT)
+        fill(g, channel_sequence(g->word), channel_slot(g->word));
+    else if (step != STEP_LAST)
+        core_retract(a);
+    return step;
+}
+
 static enum step
 peek_latest(const struct caid_channel *channel, bool host, uint64_t *ret_wanted)
 {
@@ -257,42 +224,6 @@ peek_latest(const struct caid_channel *channel, bool host, uint64_t *ret_wanted)
     if (word)
         return channel_sequence(word) <= submitted ? STEP_GOT : STEP_NOTHING;
     if (channel_sequence(channel_load(&view->table->newest)) >= channel->next)
-        return STEP_POLL;
-    return closed ? STEP_ENDED : STEP_NOTHING;
-}
-
-static enum step
-look_latest(struct getting *g, uint64_t *ret_wanted)
-{
-    struct caid_channel *channel = g->channel;
-    enum step step = peek_latest(channel, !g->lane, ret_wanted);
-    uint64_t word;
-
-    if (step != STEP_GOT)
-        return step;
-    switch (
-        core_announce(&channel->view, announcement_of(g), !g->lane, channel->next - 1, &word)) {
-    case CORE_SECURED: return take_latest(g, word, false);
-    case CORE_ENDED: return take_latest(g, word, true);
-    default: return STEP_AGAIN;
-    }
-}
-
-/* All frames up to *ret are there for a stream, or for the host. */
-static enum step
-limit_of(const struct caid_channel *channel, bool host, uint64_t *ret)
-{
-    const struct timeline_slot *slot = channel->view.slot;
-    bool closed = has_closed(channel);
-    uint64_t submitted = timeline_submitted(slot);
-    uint64_t done = channel_load(&slot->done);
-
-    if (done >= TIMELINE_DEAD || submitted >= TIMELINE_DEAD) { /* `submitted` comes first */
-        *ret = channel_load(&slot->landed);
-        return closed ? STEP_ENDED : STEP_DEAD;
-    }
-    *ret = host ? done : submitted;
-    if (host && submitted >= channel->next)
         return STEP_POLL;
     return closed ? STEP_ENDED : STEP_NOTHING;
 }
@@ -344,41 +275,73 @@ take_fifo(struct getting *g)
     g->channel->places[g->i].state = PLACE_OPEN;
 }
 
-/* Whether there is what was submitted, frames or not: STEP_GOT. */
 static enum step
-peek_fifo(const struct caid_channel *channel, bool host)
+take_next(struct getting *g)
 {
-    uint64_t limit;
-    enum step none = limit_of(channel, host, &limit);
+    struct caid_channel *channel = g->channel;
+    uint32_t slot = (uint32_t)(channel->next % channel->n_slots);
 
-    return channel->next <= limit ? STEP_GOT : none;
+    switch (read_entry(channel, channel->next, slot, g->frame.info)) {
+    case CORE_OTHER: return STEP_BROKEN;
+    case CORE_VOID: channel->next++; return STEP_VOID;
+    default: take_fifo(g); return STEP_GOT;
+    }
 }
 
 static enum step
-look_fifo(struct getting *g, uint64_t *ret_wanted)
+take_ahead(struct getting *g)
 {
-    struct caid_channel *channel = g->channel;
-    uint64_t limit;
-    enum step none = limit_of(channel, !g->lane, &limit);
-
-    for (; channel->next <= limit; channel->next++) {
-        uint32_t slot = (uint32_t)(channel->next % channel->n_slots);
-        enum core_entry entry = read_entry(channel, channel->next, slot, g->frame.info);
-        if (entry == CORE_OTHER)
-            return STEP_BROKEN;
-        if (entry == CORE_FRAME) {
-            take_fifo(g);
-            return STEP_GOT;
-        }
-    }
-    pass_voids(channel);
-    *ret_wanted = channel->next;
-    if (none != STEP_NOTHING || !g->ahead)
-        return none;
     memset(g->frame.info, 0, sizeof(g->frame.info));
     take_fifo(g);
-    channel->places[g->i].ahead = true;
+    g->channel->places[g->i].ahead = true;
     return STEP_GOT;
+}
+
+static enum step
+peek_fifo(const struct caid_channel *channel, bool host, uint64_t *ret_wanted)
+{
+    const struct timeline_slot *slot = channel->view.slot;
+    bool closed = has_closed(channel);
+    uint64_t submitted = timeline_submitted(slot);
+    uint64_t done = channel_load(&slot->done);
+    bool dead = done >= TIMELINE_DEAD || submitted >= TIMELINE_DEAD; /* that comes first */
+    uint64_t limit = dead ? channel_load(&slot->landed) : host ? done : submitted;
+
+    *ret_wanted = channel->next;
+    if (channel->next <= limit)
+        return STEP_GOT;
+    if (!dead && host && submitted >= channel->next)
+        return STEP_POLL;
+    return closed ? STEP_ENDED : dead ? STEP_DEAD : STEP_NOTHING;
+}
+
+/* What a get would find, which it takes then, if that is a frame: STEP_GOT. */
+static enum step
+peek(const struct caid_channel *channel, bool host, uint64_t *ret_wanted)
+{
+    enum step step = STEP_ENDED;
+
+    if (channel->view.slot)
+        step = channel->latest ? peek_latest(channel, host, ret_wanted)
+                               : peek_fifo(channel, host, ret_wanted);
+    return step == STEP_DEAD && channel->told ? STEP_ENDED : step;
+}
+
+static enum step
+take(struct getting *g, uint64_t *ret_wanted)
+{
+    struct caid_channel *channel = g->channel;
+    enum step step;
+
+    do {
+        step = peek(channel, !g->lane, ret_wanted);
+        if (step == STEP_GOT)
+            step = channel->latest ? take_latest(g) : take_next(g);
+    } while (step == STEP_VOID);
+    if (channel->latest || step == STEP_GOT || step == STEP_BROKEN)
+        return step;
+    pass_voids(channel);
+    return step == STEP_NOTHING && g->ahead ? take_ahead(g) : step;
 }
 
 /* What was ended before it was there, and is void, is told of now. */
@@ -411,13 +374,8 @@ look(struct getting *g, enum step *ret, struct fence *ret_wanted, struct caid_er
         r = settle_doubts(channel, error);
     if (r < 0)
         return r;
-    *ret = STEP_ENDED;
     *ret_wanted = (struct fence){.slot = PAGE_SLOT};
-    if (channel->view.slot)
-        *ret = channel->latest ? look_latest(g, &ret_wanted->value)
-                               : look_fifo(g, &ret_wanted->value);
-    if (*ret == STEP_DEAD && channel->told)
-        *ret = STEP_ENDED;
+    *ret = take(g, &ret_wanted->value);
     if (channel->producer && (*ret == STEP_GOT || *ret == STEP_NOTHING || *ret == STEP_LAST))
         ret_wanted->page = page_ref(channel->producer);
     return 0;
@@ -459,41 +417,40 @@ is_asked(const struct getting *g)
     return asked;
 }
 
-/* The last frame of a producer that has closed is safe if there was none when the daemon looked,
- * and it was announced before: the next one looks at the announcement. A call that ends before the
- * answer leaves it to the next call. 1: it is. */
+/* The last frame of a producer that has closed is got, or looked for again: 0. */
 static int
-secure(struct getting *g, struct caid_error *error)
+take_last(struct getting *g, bool is_safe)
 {
     struct caid_channel *channel = g->channel;
+
+    pthread_mutex_lock(&channel->lock);
+    is_safe &= channel_sequence(g->word) >= channel->next;
+    if (is_safe)
+        fill(g, channel_sequence(g->word), channel_slot(g->word));
+    else
+        core_retract(announcement_of(g));
+    pthread_mutex_unlock(&channel->lock);
+    return is_safe;
+}
+
+/* Asks for the next producer. The last frame of one that has closed is safe if there was none when
+ * the daemon looked, and it was announced before: the next one looks at the announcement. A call
+ * that ends before the answer leaves it to the next call. 1: it has that frame. */
+static int
+rejoin(struct getting *g, bool last, struct caid_error *error)
+{
     bool none = false, asked = false;
     int r;
 
-    if (take_rejoin(channel)) {
+    if (atomic_exchange(&g->channel->rejoining, true)) {
+        clock_pause_ns(TURN_NS);
         r = pause_for(g, error);
     } else {
-        asked = is_asked(g);
-        r = ask(g, false, &none, error);
-        end_rejoin(channel);
+        asked = last && is_asked(g);
+        r = ask(g, !last, &none, error);
+        atomic_store(&g->channel->rejoining, false);
     }
-    pthread_mutex_lock(&channel->lock);
-    bool safe = r == 0 && none && asked && channel_sequence(g->word) >= channel->next;
-    if (safe)
-        fill(g, channel_sequence(g->word), channel_slot(g->word));
-    else if (r == 0)
-        core_retract(announcement_of(g));
-    pthread_mutex_unlock(&channel->lock);
-    return r < 0 ? r : safe;
-}
-
-static int
-sleep_for(struct getting *g, const struct fence *wanted, struct caid_error *error)
-{
-    struct caid_channel *channel = g->channel;
-
-    int r = channel_sleep(channel->client, &own_tail(channel)->waits, wanted, g->deadline_ns,
-                          error);
-    return r == -ETIMEDOUT ? fail_timeout(channel, error) : r;
+    return r < 0 || !last ? r : take_last(g, none && asked);
 }
 
 /* 1: it has got the frame. 0: it is to look again. */
@@ -504,12 +461,13 @@ act(struct getting *g, enum step step, const struct fence *wanted, struct caid_e
 
     switch (step) {
     case STEP_GOT: return 1;
-    case STEP_NOTHING: return sleep_for(g, wanted, error);
-    case STEP_AGAIN:
+    case STEP_NOTHING:
+        return channel_sleep(channel->client, &own_tail(channel)->waits, wanted, g->deadline_ns,
+                             error);
     case STEP_POLL: return pause_for(g, error);
-    case STEP_ENDED: return rejoin(g, error);
+    case STEP_ENDED: return rejoin(g, false, error);
+    case STEP_LAST: return rejoin(g, true, error);
     case STEP_DEAD: return tell_death(channel, error);
-    case STEP_LAST: return secure(g, error);
     default:
         return fail(error, CAID_ERR_PROTOCOL,
                     "channel \"%s\": its producer has written what cannot be",
@@ -590,7 +548,7 @@ get(struct getting *g, struct caid_error *error)
     if (r < 0) {
         fence_drop(&fence);
         put_back(g);
-        return r == -ETIMEDOUT ? fail_timeout(channel, error) : r;
+        return r;
     }
     pthread_mutex_lock(&channel->lock);
     place->state = PLACE_OPEN;
@@ -621,20 +579,15 @@ find_place(struct caid_channel *channel, uint64_t *ret_release)
     return NULL;
 }
 
-/* Of a producer that goes on, or whose frames are left. Its client's lock is taken. */
 static enum due
 due_of(struct caid_channel *channel, bool host)
 {
     uint64_t unused;
-    enum step step = STEP_ENDED;
 
     if (channel->doubts_to && channel->view.slot &&
         timeline_submitted(channel->view.slot) >= channel->doubts_from)
         return DUE_NOW;
-    if (channel->view.slot)
-        step = channel->latest ? peek_latest(channel, host, &unused) : peek_fifo(channel, host);
-    if (step == STEP_DEAD && channel->told)
-        step = STEP_ENDED;
+    enum step step = peek(channel, host, &unused);
     if (step == STEP_NOTHING)
         return DUE_SUBMIT;
     if (step == STEP_POLL)
@@ -692,7 +645,7 @@ take_place(struct getting *g, struct caid_error *error)
         if (r == 0)
             r = fence_wait(channel->client, &fence, true, g->deadline_ns, error);
         if (r < 0)
-            return r == -ETIMEDOUT ? fail_timeout(channel, error) : r;
+            return r;
     }
 }
 
@@ -744,6 +697,9 @@ caid_channel_get(struct caid_channel *channel, uint64_t stream, uint64_t timeout
         r = get(&g, error);
     if (r == 0)
         *ret = g.frame;
+    else if (r == -ETIMEDOUT)
+        r = fail(error, CAID_ERR_TIMEOUT, "channel \"%s\": no frame came in time",
+                 channel_name(channel));
     ready_got(channel, g.lane && g.lane->handoff != HANDOFF_HOST);
     if (r < 0 && g.lane)
         lane_put(g.lane);
@@ -877,7 +833,8 @@ check_contents(struct caid_channel *channel, struct place *place, struct caid_er
     return r;
 }
 
-/* Takes the lane over, but for CAID_ERR_INTERRUPTED. Under lock, which it drops meanwhile. */
+/* Takes the lane over, but for CAID_ERR_INTERRUPTED: the place stays open. Under lock, which it
+ * drops meanwhile. */
 static int
 end_place(struct caid_channel *channel, struct place *place, struct lane *lane,
           struct caid_error *error)
@@ -901,8 +858,9 @@ is_waited_for(const struct caid_channel *channel)
     return channel->view.slot && channel_load(&channel->view.table->waits);
 }
 
+/* Takes the lane over. */
 static int
-end(struct caid_channel *channel, uint64_t sequence, struct lane *lane, bool *ret_taken,
+end(struct caid_channel *channel, uint64_t sequence, struct lane *lane,
     struct caid_error *error)
 {
     bool wakes = false;
@@ -917,8 +875,10 @@ end(struct caid_channel *channel, uint64_t sequence, struct lane *lane, bool *re
         r = end_place(channel, place, lane, error);
         wakes = !lane && is_waited_for(channel);
     }
-    *ret_taken = place && place->state != PLACE_OPEN;
+    bool taken = place && place->state != PLACE_OPEN;
     pthread_mutex_unlock(&channel->lock);
+    if (!taken && lane)
+        lane_put(lane);
     if (wakes)
         timeline_wake(channel_slot_of(channel));
     ready_update(channel);
@@ -930,17 +890,13 @@ caid_channel_end(struct caid_channel *channel, const struct caid_frame *frame, u
                  struct caid_error *error)
 {
     struct lane *lane = NULL;
-    bool taken;
 
     int r = CHECK_GIVEN_OF(channel, frame, error);
     if (r == 0 && stream != 0)
         r = channel_lane(channel, stream, &lane, error);
     if (r < 0)
         return r;
-    r = end(channel, frame->sequence, lane, &taken, error);
-    if (!taken && lane)
-        lane_put(lane);
-    return r;
+    return end(channel, frame->sequence, lane, error);
 }
 
 void
@@ -949,14 +905,11 @@ get_close(struct caid_channel *channel)
     for (uint32_t i = 0; i < channel->depth; i++) {
         struct place *place = &channel->places[i];
         struct lane *lane = place->lane;
-        bool taken;
 
         if (place->state != PLACE_OPEN)
             continue;
         if (lane)
             atomic_fetch_add_explicit(&lane->refs, 1, memory_order_relaxed);
-        end(channel, place->sequence, lane, &taken, NULL);
-        if (!taken && lane)
-            lane_put(lane);
+        end(channel, place->sequence, lane, NULL);
     }
 }

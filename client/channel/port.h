@@ -117,6 +117,7 @@ struct caid_channel {
 
     atomic_bool lost;       /* the connection has ended */
     atomic_bool registered; /* memory of the host is streams', too */
+    atomic_bool rejoining;  /* a thread of a reader asks for the next producer */
 
     pthread_mutex_t lock;
 
@@ -134,7 +135,6 @@ struct caid_channel {
     struct core_view view; /* slot NULL: no producer is known */
     struct page *producer;
     bool told;      /* that this one is dead */
-    bool rejoining; /* a thread asks for the next one */
     uint64_t since; /* "latest": what comes before it does not count as missed */
     uint64_t next;  /* "fifo": the sequence to be got next; "latest": the least that is newer */
     uint64_t let_go; /* "fifo": all up to this are, as slot 0 has been told */
