@@ -30,7 +30,7 @@ static const struct source {
 } memory = {"memory", &answer_memory_info}, status = {"status", &answer_status},
   users = {"users", &answer_user};
 
-/* Not those that only ever grow. */
+/* Not those that only ever grow, or are cut now and then. */
 static bool
 is_figure(const struct answer_field *f)
 {
@@ -38,7 +38,7 @@ is_figure(const struct answer_field *f)
 
     snprintf(name, sizeof(name), " %s ", f->name);
     return (f->unit == UNIT_COUNT || f->unit == UNIT_BYTES) &&
-           !strstr(" flushes releases opens begun ", name);
+           !strstr(" flushes releases opens begun restarts journal_bytes ", name);
 }
 
 /* Adds what an answer says to the figures from the i-th on; returns where the next ones are. */
