@@ -237,6 +237,8 @@ register_serialization_family(_FAMILY, _dump_reference, _load_reference)
 
 # --- by value -------------------------------------------------------------------------------
 
+_SPARE = 64 << 20  # bytes of frames that are kept in any case
+
 
 def _describe(array):
     element = array._layout.element
@@ -278,14 +280,24 @@ def _from_host(header, frames):
         return array.view()
 
 
-def _device_frame(nbytes):
-    """Memory that transports can map in another process, which they cannot do with caid's."""
+@functools.lru_cache(maxsize=None)
+def _frames():
+    """A pool of memory that transports can map in another process, which they cannot do with caid's. The same
+    memory again is mapped there already: cudaMalloc() and its mapping take longer than the copy."""
     try:
         import cupy
     except ImportError:
         raise NotImplementedError("frames on the device need CuPy") from None
-    memory = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(nbytes, 1)), 0)  # not by CuPy's allocator
-    return cupy.ndarray(nbytes, "u1", memory)
+    return cupy.cuda.MemoryPool()
+
+
+def _device_frame(nbytes):
+    pool = _frames()
+    if pool.free_bytes() > 2 * nbytes + _SPARE:  # of frames that were larger
+        pool.free_all_blocks()
+    import cupy
+
+    return cupy.ndarray(nbytes, "u1", pool.malloc(max(nbytes, 1)))
 
 
 @cuda_serialize.register(Array)
