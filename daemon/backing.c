@@ -41,8 +41,8 @@ static int
 create_device(struct backings *b, struct backing *m, struct drv_error *err)
 {
     const struct drv *drv = b->gpu->drv;
-    int r =
-        vmm_alloc_create(drv, b->gpu->devices[m->device].drv.ordinal, m->size, &m->vmm, err);
+    const struct gpu_device *d = &b->gpu->devices[m->device];
+    int r = vmm_alloc_create(drv, d->drv.ordinal, m->size, d->rdma, &m->vmm, err);
 
     if (r < 0)
         return r;

@@ -57,6 +57,7 @@ static const struct key config_keys[] = {
     KEY("memory", "max_pending_count", number, memory.pending_count, "10"),
     KEY("memory", "max_pending_ratio", ratio, memory.pending_ratio, "0.2"),
     KEY("memory", "max_pending_age", duration, memory.pending_age_ns, "2s"),
+    KEY("memory", "rdma", auto_flag, start.rdma, "auto"),
     KEY("memory", "ticket_ttl", duration, ticket_ttl_ns, "10m"),
     KEY("memory", "ticket_age", age, ticket_age_ns, "none"),
     KEY("handoff", "mode", handoff, start.handoff, "auto"),

@@ -20,6 +20,7 @@ struct config {
         mode_t socket_mode;
         char *driver;     /* "auto", "cuda", "soft" or a path */
         int handoff;      /* enum core_handoff, or HANDOFF_AUTO of value.h */
+        int rdma;         /* as for gpu_open() */
         char *machine_id; /* machine_id.h; NULL or empty: the machine's own */
     } start;
 

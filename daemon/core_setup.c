@@ -27,6 +27,7 @@ fill_device(struct core_device *ret, const struct gpu_device *d)
     ret->memops = d->drv.memops;
     ret->readonly_host = d->drv.readonly_host;
     ret->mps = d->drv.mps;
+    ret->rdma = d->rdma;
     ret->persistence = d->persistence;
     ret->compute_mode = d->drv.compute_mode;
 }

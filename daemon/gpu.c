@@ -36,6 +36,16 @@ choose_handoff(const struct drv_device *d, int choice)
     return HANDOFF_HOST;
 }
 
+static bool
+choose_rdma(const struct drv_device *d, int choice)
+{
+    if (choice == true && !d->rdma)
+        log_warning("device %s cannot do [memory] rdma = yes: no network card can be given its "
+                    "memory",
+                    d->uuid);
+    return choice && d->rdma;
+}
+
 /* The driver may open each device of the machine for this call: too slow after the start. */
 static const char *
 get_persistence(const struct drv *drv, const char *uuid)
@@ -49,7 +59,7 @@ get_persistence(const struct drv *drv, const char *uuid)
 
 /* A device that cannot be shared is left out; the others are not affected. */
 static void
-add_device(struct gpu *g, int ordinal, int handoff)
+add_device(struct gpu *g, int ordinal, int handoff, int rdma)
 {
     struct gpu_device *d = &g->devices[g->n_devices];
     struct drv_error err = {0}; /* not the caller's: that one keeps its text */
@@ -66,12 +76,13 @@ add_device(struct gpu *g, int ordinal, int handoff)
     /* Clients register pinned memory: whether their driver can is found out there. */
     d->lacks[KIND_LEGACY] = !legacy_is_supported(g->drv, d->drv.ordinal);
     d->handoff = choose_handoff(&d->drv, handoff);
+    d->rdma = choose_rdma(&d->drv, rdma);
     d->persistence = get_persistence(g->drv, d->drv.uuid);
     g->n_devices++;
 }
 
 static int
-find_devices(struct gpu *g, int handoff, struct drv_error *err)
+find_devices(struct gpu *g, int handoff, int rdma, struct drv_error *err)
 {
     int n, r = drv_device_count(g->drv, &n, err);
 
@@ -81,7 +92,7 @@ find_devices(struct gpu *g, int handoff, struct drv_error *err)
     if (!g->devices)
         return -ENOMEM;
     for (int i = 0; i < n; i++)
-        add_device(g, i, handoff);
+        add_device(g, i, handoff, rdma);
     if (g->n_devices == 0) {
         snprintf(err->message, sizeof(err->message), "%s: none of %d devices will do",
                  g->drv->path, n);
@@ -114,7 +125,7 @@ log_devices(const struct gpu *g)
 }
 
 int
-gpu_open(struct gpu *ret, const char *choice, int handoff, struct drv_error *err)
+gpu_open(struct gpu *ret, const char *choice, int handoff, int rdma, struct drv_error *err)
 {
     _cleanup_(gpu_deinit) struct gpu g = {0};
     int r = drv_open(&g.drv, choice, err);
@@ -122,7 +133,7 @@ gpu_open(struct gpu *ret, const char *choice, int handoff, struct drv_error *err
     if (r < 0)
         return r;
     log_driver(&g, choice, err->message);
-    r = find_devices(&g, handoff, err);
+    r = find_devices(&g, handoff, rdma, err);
     if (r < 0)
         return r;
     log_devices(&g);

@@ -12,6 +12,7 @@ struct gpu_device {
     struct drv_device drv;
     bool lacks[N_KINDS]; /* kinds of memory that the device cannot share */
     enum core_handoff handoff;
+    bool rdma;               /* network cards can be given its blocks */
     const char *persistence; /* "on", "off", NULL: not known */
 };
 
@@ -22,7 +23,8 @@ struct gpu {
 };
 
 /* choice: "auto", "cuda", "soft" or a path. handoff: of all devices that can do it, an enum
- * core_handoff, or HANDOFF_AUTO of value.h. -ENODEV: no driver answers, or no device can be shared;
+ * core_handoff, or HANDOFF_AUTO of value.h. rdma: whether network cards can be given blocks, or
+ * FLAG_AUTO. -ENODEV: no driver answers, or no device can be shared;
  * err says why. Logs the devices that are left out. */
-int gpu_open(struct gpu *ret, const char *choice, int handoff, struct drv_error *err);
+int gpu_open(struct gpu *ret, const char *choice, int handoff, int rdma, struct drv_error *err);
 void gpu_deinit(struct gpu *g);

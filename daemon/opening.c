@@ -32,7 +32,7 @@ thread_main(void *arg)
 
     for (uint64_t seconds = 1;; seconds = seconds < RETRY_MAX_S ? seconds * 2 : RETRY_MAX_S) {
         struct drv_error err = {0};
-        int r = gpu_open(o->gpu, o->driver, o->handoff, &err);
+        int r = gpu_open(o->gpu, o->driver, o->handoff, o->rdma, &err);
         const char *reason = err.message[0] ? err.message : strerror(-r);
 
         if (r < 0)

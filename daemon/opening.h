@@ -16,7 +16,7 @@
 
 struct opening {
     const char *driver;
-    int handoff;
+    int handoff, rdma;
     bool retries;
     struct gpu *gpu;
     pthread_t thread;
@@ -29,9 +29,9 @@ struct opening {
     char reason[OPENING_REASON_MAX];
 };
 
-/* The caller has set driver, handoff and gpu, as for gpu_open(); `retries`: whether to try again
- * after a failure, at growing intervals; `changed`, which is called on the loop after each failure
- * and at the end. -errno, logged. */
+/* The caller has set driver, handoff, rdma and gpu, as for gpu_open(); `retries`: whether to try
+ * again after a failure, at growing intervals; `changed`, which is called on the loop after each
+ * failure and at the end. -errno, logged. */
 int opening_start(struct opening *o, uv_loop_t *loop);
 /* Why there is no driver yet. */
 void opening_reason(struct opening *o, char *ret, size_t size);

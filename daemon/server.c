@@ -949,6 +949,7 @@ server_run(struct server *s)
     s->opening = (struct opening){
         .driver = setup->driver,
         .handoff = setup->config->start.handoff,
+        .rdma = setup->config->start.rdma,
         .retries = setup->notify->fd >= 0 && strcmp(setup->driver, "cuda") == 0,
         .gpu = setup->gpu,
         .changed = on_opening,

@@ -344,6 +344,28 @@ const struct value_type value_level = {parse_level, print_level,
                                        "one of error, warning, notice, info, debug"};
 
 static int
+parse_auto_flag(const char *text, void *ret_field)
+{
+    bool flag = false;
+
+    if (strcmp(text, "auto") != 0 && value_flag.parse(text, &flag) < 0)
+        return -EINVAL;
+    *(int *)ret_field = strcmp(text, "auto") == 0 ? FLAG_AUTO : flag;
+    return 0;
+}
+
+static void
+print_auto_flag(FILE *f, const void *field)
+{
+    int flag = *(const int *)field;
+
+    fputs(flag == FLAG_AUTO ? " auto" : flag ? " yes" : " no", f);
+}
+
+const struct value_type value_auto_flag = {parse_auto_flag, print_auto_flag,
+                                           "one of auto, yes, no"};
+
+static int
 parse_handoff(const char *text, void *ret_field)
 {
     int mode = HANDOFF_AUTO;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #define HANDOFF_AUTO (-1) /* the best that each device can do */
+#define FLAG_AUTO    (-1) /* yes where it can be */
 
 struct value_type {
     int (*parse)(const char *text, void *ret_field); /* 0, -EINVAL, -ENOMEM */
@@ -18,6 +19,7 @@ struct value_type {
 extern const struct value_type value_count;     /* uint32_t, 1 and up */
 extern const struct value_type value_number;    /* uint32_t, 0 and up */
 extern const struct value_type value_flag;      /* bool: yes or no */
+extern const struct value_type value_auto_flag; /* int: 0, 1 or FLAG_AUTO */
 extern const struct value_type value_ratio;     /* double, 0 to 1 */
 extern const struct value_type value_size;      /* uint64_t, bytes: 0, 4096, 64M, 8G */
 extern const struct value_type value_duration;  /* uint64_t, nanoseconds: 500ms, 2s, 1m */

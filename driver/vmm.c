@@ -17,13 +17,14 @@ undo_alloc(const struct drv *drv, CUmemGenericAllocationHandle handle, const cha
 }
 
 int
-vmm_alloc_create(const struct drv *drv, int ordinal, size_t size, struct vmm_alloc *ret,
-                 struct drv_error *err)
+vmm_alloc_create(const struct drv *drv, int ordinal, size_t size, bool rdma,
+                 struct vmm_alloc *ret, struct drv_error *err)
 {
     CUmemAllocationProp prop = {
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
         .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal},
+        .allocFlags = {.gpuDirectRDMACapable = rdma},
     };
     CUmemGenericAllocationHandle handle = 0;
     CUresult result = drv->cu.cuMemCreate(&handle, size, &prop, 0);

@@ -27,9 +27,10 @@ struct vmm_alloc {
     size_t size;
 };
 
-/* size is rounded up to the granularity by the caller. Shareable as a POSIX fd. */
-int vmm_alloc_create(const struct drv *drv, int ordinal, size_t size, struct vmm_alloc *ret,
-                     struct drv_error *err);
+/* size is rounded up to the granularity by the caller. Shareable as a POSIX fd. rdma: network cards
+ * can be given it, if the device can do that (drv_device.rdma). */
+int vmm_alloc_create(const struct drv *drv, int ordinal, size_t size, bool rdma,
+                     struct vmm_alloc *ret, struct drv_error *err);
 /* fd is borrowed: the import keeps its own reference. size is the exact size of the allocation.
  * */
 int vmm_alloc_import(const struct drv *drv, int fd, size_t size, struct vmm_alloc *ret,

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "doctor.h"
 #include "format.h"
@@ -173,6 +174,40 @@ look_mps(const struct doctor *doctor, int32_t device, struct finding *ret)
                         "nvidia-cuda-mps-control -d");
 }
 
+/* Where the kernel lists network cards that can do RDMA; there, a card is known to be none. */
+#define RDMA_CARDS "/sys/class/infiniband"
+
+/* Whether caid's memory can be registered is tried by nobody here: that takes a card. An imported
+ * mapping does not tell, and cannot be exported once more by a handle, which UCX would need. */
+static void
+look_rdma(const struct doctor *doctor, int32_t device, struct finding *ret)
+{
+    const struct caid_device *d = doctor->devices[device];
+    bool cards = access(RDMA_CARDS, F_OK) == 0;
+
+    if (d->rdma) {
+        finding_ok(
+            ret, "rdma_ok",
+            "memory is made for it; a card %s. UCX cannot share such memory between "
+            "processes by CUDA IPC, and copies it by the host: caid's names and tickets do",
+            cards ? "registers it as a dma-buf (caid_array_dmabuf()), which is not tried"
+                  : "is not there (" RDMA_CARDS "), so it is not tried");
+        return;
+    }
+    struct drv_device here;
+
+    if (find_here(doctor, device, &here) >= 0 && here.rdma) {
+        finding_warning(ret, "rdma_off", "no: [memory] rdma = no in caid.conf");
+        finding_remedy(ret, "rdma = auto costs nothing; then restart caid");
+    } else if (cards) {
+        finding_warning(ret, "rdma_not",
+                        "no: the device cannot give its memory to network cards");
+        finding_remedy(ret, "data for the network goes through the host");
+    } else {
+        finding_ok(ret, "rdma_none", "no, and no card here would need it");
+    }
+}
+
 static void
 look_persistence(const struct doctor *doctor, int32_t device, struct finding *ret)
 {
@@ -241,6 +276,7 @@ const struct check doctor_checks_device[] = {
     {"read-only host memory", look_readonly_host},
     {"hand-off", look_handoff},
     {"MPS", look_mps},
+    {"RDMA", look_rdma},
     {"persistence mode", look_persistence},
     {"compute mode", look_compute_mode},
     {"quarantine", look_quarantine},

@@ -112,6 +112,8 @@ details_memory(const struct ctl *ctl, struct table *table, const struct caid_det
     else
         table_fact(table, "memory", "%s, %s into block %" PRIu64 " of %s", d->entry->memory,
                    offset, d->block, size);
+    if (d->exported)
+        table_fact(table, "dma-buf", "exported: whoever has it keeps the memory, for good");
 }
 
 static void

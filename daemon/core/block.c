@@ -193,6 +193,7 @@ block_restore(struct core *core, struct pool *pool, struct user *user, uint32_t 
     block->handle = from->handle;
     block->fd = from->fd;
     block->kept = record->kept;
+    block->exported = record->exported;
     TAILQ_INIT(&block->waiters);
     LIST_INSERT_HEAD(&core->blocks, block, of_core);
     block_count(core, block, true);
@@ -253,6 +254,8 @@ block_live(struct block *block, const struct core_alloc_result *result)
 void
 block_spare(struct core *core, struct block *block)
 {
+    if (block->exported)
+        return;
     RB_INSERT(spares, &block->pool->spares, block);
     block->spared = true;
     block_zone(core, block)->spare += block->size;
@@ -348,6 +351,8 @@ block_settle(struct core *core, struct block *block)
     device->reserve += block->size;
     if (block->own && !block->spared)
         block_spare(core, block);
+    if (block->exported)
+        block_doom(core, block);
     blocks_doom(core, pool, pool->leaving ? 0 : core->config.memory.reserve);
 }
 
@@ -451,6 +456,15 @@ block_promise(struct core *core, struct block *block)
     if (block->promised)
         return;
     block->promised = true;
+    persist_block(core, block);
+}
+
+void
+block_export(struct core *core, struct block *block)
+{
+    if (block->exported)
+        return;
+    block->exported = true;
     persist_block(core, block);
 }
 

@@ -62,6 +62,8 @@ struct block {
     bool spared;   /* in pool->spares: own, and in reserve or its array is pending */
     bool doomed;   /* in reserve, and to be released unless a create needs it first */
     bool promised; /* recorded, since a client was sent it */
+    bool
+        exported; /* for good: somebody may have it as a dma-buf, so nobody is given it again */
     uint32_t device;
     uint64_t size;
     struct pool *pool; /* pays for its bytes, and for one block */
@@ -131,6 +133,8 @@ struct block *block_find_spare(const struct core *core, const struct array *arra
 void block_settle(struct core *core, struct block *block);
 /* Records the block before the first reply that has it. */
 void block_promise(struct core *core, struct block *block);
+/* A promised block: its client may now make a dma-buf of it. */
+void block_export(struct core *core, struct block *block);
 
 /* Dooms a block in reserve: doomed blocks are released in the order of their dooms. */
 void block_doom(struct core *core, struct block *block);

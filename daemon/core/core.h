@@ -77,9 +77,9 @@ struct core_device {
     uint64_t granularity;
     bool lacks[N_KINDS]; /* kinds that the device or the driver does not support */
     enum core_handoff handoff;
-    bool memops, readonly_host, mps; /* messages.def, device */
-    const char *persistence;         /* "on", "off", NULL: not known. Static */
-    const char *compute_mode;        /* "default", "exclusive", "prohibited", NULL. Static */
+    bool memops, readonly_host, mps, rdma; /* messages.def, device */
+    const char *persistence;               /* "on", "off", NULL: not known. Static */
+    const char *compute_mode; /* "default", "exclusive", "prohibited", NULL. Static */
 };
 
 struct core_memory {        /* how pools are cut; caid.conf(5), docs/DESIGN_NOTES.md */

@@ -121,6 +121,7 @@ persist_block(struct core *core, const struct block *block)
         .uid = block->charge.user->uid,
         .kind = (uint8_t)block->kind,
         .is_own = block->own,
+        .exported = block->exported,
     };
 
     if (!block->kept)

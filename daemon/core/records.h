@@ -65,6 +65,7 @@ struct record_block {
     uint32_t pool, uid;
     uint8_t kind, is_own;
     char device[CORE_UUID_SIZE];
+    uint8_t exported; /* was padding, which is 0 */
 };
 
 enum { /* struct record_array */

@@ -52,6 +52,7 @@ device_records(const struct core *core)
             .persistence = msg_str_opt(info->persistence),
             .compute_mode = msg_str_opt(info->compute_mode),
             .pci = MSG_STR(info->pci),
+            .rdma = info->rdma,
         };
     }
     return records;

@@ -273,6 +273,7 @@ show_record(const struct array *array, const struct msg_entry *entry)
         result.block = block->id;
         result.block_size = block->size;
         result.offset = array_offset(array);
+        result.exported = block->exported;
     }
     if (strides)
         result.strides = (struct msg_i64s){.v = strides, .n = array->ndim};
@@ -336,6 +337,7 @@ unnamed_record(const struct core *core, const struct array *array, struct unname
         .block = block ? block->id : 0,
         .block_size = block ? block->size : 0,
         .offset = block ? array_offset(array) : 0,
+        .exported = block && block->exported,
         .companion_of = array->is_companion ? array->companion->id : 0,
         .holders = s->holders,
         .n_holders = fill_holders(core, array, &room, s->holders, UNNAMED_HOLDERS),

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What there is and who is charged for it: memory_info, pools, users; and what moves it: flush,
- * drain, defer.
+ * drain, defer; and export.
  */
+#include "array.h"
+#include "block.h"
 #include "device.h"
 #include "flush.h"
 #include "reclaim.h"
@@ -238,5 +240,45 @@ HANDLER(on_users)
         portion_add(&portion, &record, msg_user_size(&record));
     }
     SEND_PORTION(core, conn, id, USERS, users_result, users, portion);
+    return 0;
+}
+
+/* ---- export ---- */
+
+/* Whoever gets the dma-buf may read and write the whole block, for as long as he likes. */
+static int
+export_check(const struct lease *lease, struct refusal *r)
+{
+    const struct array *array = lease->array;
+
+    if (!array_block(array) || array->kind != KIND_DEVICE)
+        return refuse(r, PROTO_ERR_INVALID,
+                      "array \"%s\" has no memory of kind \"device\", which alone is exported",
+                      array_label(array));
+    if (lease->readonly)
+        return refuse(r, PROTO_ERR_PERMISSION,
+                      "array \"%s\" was opened for reading, and a dma-buf can be written",
+                      array_label(array));
+    if (array->is_part)
+        return refuse(
+            r, PROTO_ERR_INVALID,
+            "array \"%s\" lies in the memory of another one: export that one, or a copy",
+            array_label(array));
+    if (!array->own)
+        return refuse(r, PROTO_ERR_INVALID,
+                      "array \"%s\" shares its block with others: make it with exclusive",
+                      array_label(array));
+    return 0;
+}
+
+HANDLER(on_export)
+{
+    const struct msg_export_params *p = params;
+    struct lease *lease;
+
+    if (lease_get(conn, p->lease, &lease, r) || export_check(lease, r))
+        return REFUSED;
+    block_export(core, array_block(lease->array));
+    send_result(core, conn, id, MSG_EXPORT, &(struct msg_none){}, NULL, 0);
     return 0;
 }

@@ -33,6 +33,7 @@ struct memory {
     size_t size;
     CUmemAllocationHandleType handle_types; /* none once imported: cannot be exported again */
     bool imported;
+    bool rdma;              /* made as gpuDirectRDMACapable, which an import does not tell */
     bool host;              /* of a pool of host memory: no device, none hidden */
     unsigned int n_handles; /* cuMemRelease calls that are owed; under soft->memory_lock */
 };

@@ -90,7 +90,7 @@ told_handle_types(const struct range *range)
     A(RANGE_SIZE, 8, range_around(range)->size)                                    \
     A(MAPPED, 4, true)                                                             \
     A(ALLOWED_HANDLE_TYPES, 8, told_handle_types(range))                           \
-    A(IS_GPU_DIRECT_RDMA_CAPABLE, 4, false)                                        \
+    A(IS_GPU_DIRECT_RDMA_CAPABLE, 4, range->memory && range->memory->rdma)         \
     A(ACCESS_FLAGS, 4, (uint64_t)told_access(range))                               \
     A(MEMPOOL_HANDLE, 8, range->pool ? range->pool->object.handle : 0)             \
     A(MAPPING_SIZE, 8, mapping.size)                                               \

@@ -35,6 +35,8 @@ check_prop(const CUmemAllocationProp *prop)
     if (!device_find(prop->location.id))
         return CUDA_ERROR_INVALID_DEVICE;
     RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED));
+    if (prop->allocFlags.gpuDirectRDMACapable)
+        RETURN_IF(device_has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED));
     return prop->requestedHandleTypes
                ? device_has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
                : CUDA_SUCCESS;
@@ -62,6 +64,7 @@ soft_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
     RETURN_IF(check_prop(prop));
     RETURN_IF(
         memory_new(device_find(prop->location.id), size, prop->requestedHandleTypes, &memory));
+    memory->rdma = prop->allocFlags.gpuDirectRDMACapable;
     return memory_hand_out(memory, handle);
 }
 
@@ -93,6 +96,7 @@ soft_cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
         .requestedHandleTypes = memory->handle_types,
         .location = {CU_MEM_LOCATION_TYPE_DEVICE, memory_ordinal(memory)},
+        .allocFlags = {.gpuDirectRDMACapable = memory->rdma},
     };
     return CUDA_SUCCESS;
 }

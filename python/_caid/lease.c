@@ -692,6 +692,17 @@ lease_keep_mapping(PyObject *op, PyObject *Py_UNUSED(unused))
     return made;
 }
 
+static PyObject *
+lease_dmabuf(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    uint64_t offset = 0;
+    int fd = -1;
+
+    if (LEASE_CALL(lease(op), caid_array_dmabuf(lease(op)->array, &fd, &offset, &error)) < 0)
+        return NULL;
+    return Py_BuildValue("iK", fd, (unsigned long long)offset);
+}
+
 /* ---- waits ---- */
 
 static PyObject *
@@ -782,6 +793,8 @@ static PyMethodDef lease_methods[] = {
      PyDoc_STR("A ticket by which another process takes it; True: by which many may.")},
     {"_keep_mapping", lease_keep_mapping, METH_NOARGS,
      PyDoc_STR("A Mapping, which keeps the block mapped without a lease.")},
+    {"_dmabuf", lease_dmabuf, METH_NOARGS,
+     PyDoc_STR("(fd, offset) of the block as a dma-buf.")},
     {"_cancel", lease_cancel, METH_NOARGS,
      PyDoc_STR("Ends waits of Client._vacate() for the set, now and from now on.")},
     {"discard", lease_discard, METH_NOARGS, PyDoc_STR("Takes the contents as they are.")},

@@ -66,6 +66,7 @@ from ._memory._array import Array
 from ._memory._bracket import Bracket
 from ._memory._cai import as_array, from_cuda_array_interface
 from ._memory._dlpack import from_dlpack
+from ._memory._dmabuf import DmaBuf
 from ._memory._set import Reservation, Set
 from ._session._channel import Channel, Frame
 from ._session._client import Client
@@ -144,6 +145,7 @@ __all__ = [
     "Bracket",
     "Channel",
     "Client",
+    "DmaBuf",
     "Event",
     "Frame",
     "LocalDaemon",

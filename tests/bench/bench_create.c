@@ -79,7 +79,8 @@ share(struct bench *b, struct shared *ret)
     size_t size = ALIGN_UP((size_t)N_BYTES, b->device.granularity);
     struct drv_error cause;
 
-    check(vmm_alloc_create(b->drv, b->device.ordinal, size, &ret->alloc, &cause), &cause);
+    check(vmm_alloc_create(b->drv, b->device.ordinal, size, false, &ret->alloc, &cause),
+          &cause);
     check(vmm_alloc_export(b->drv, &ret->alloc, &ret->fd, &cause), &cause);
     check(vmm_map_new(b->drv, &ret->alloc, 0, b->device.ordinal, VMM_READ_WRITE, &ret->map,
                       &cause),

@@ -542,7 +542,7 @@ device_file(void)
     int fd;
 
     require(drv_open(&drv, "soft", &error) == 0);
-    require(vmm_alloc_create(drv, 0, BLOCK_SIZE, &alloc, &error) == 0);
+    require(vmm_alloc_create(drv, 0, BLOCK_SIZE, false, &alloc, &error) == 0);
     require(vmm_alloc_export(drv, &alloc, &fd, &error) == 0);
     vmm_alloc_release(drv, &alloc, &error);
     drv_free(drv);

@@ -337,6 +337,19 @@ def test_mps(tmp_path):
         expect(doctor(tmp_path / "f"), "mps_on", "ok", "^on: ")
 
 
+def test_rdma(tmp_path):
+    can, cards = {"CAID_SOFTCUDA_ATTRIBUTES": "110=1"}, os.path.exists("/sys/class/infiniband")
+    with daemon(tmp_path, **can) as socket:
+        expect(doctor(socket), "rdma_ok", "ok", "not tried.* UCX cannot")
+    with daemon(tmp_path, config="[memory]\nrdma = no\n", **can) as socket:
+        expect(doctor(socket, **can), "rdma_off", "warning", "rdma = no", "rdma = auto costs nothing")
+    with daemon(tmp_path) as socket:
+        if cards:
+            expect(doctor(socket), "rdma_not", "warning", "cannot give", "through the host")
+        else:
+            expect(doctor(socket), "rdma_none", "ok", "no card here")
+
+
 def test_persistence_mode(tmp_path):
     with daemon(tmp_path) as socket:
         expect(doctor(socket), "persistence_on", "ok", "^on$")

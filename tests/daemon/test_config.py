@@ -38,6 +38,7 @@ reserve = 256M
 max_pending_count = 10
 max_pending_ratio = 0.2
 max_pending_age = 2s
+rdma = auto
 ticket_ttl = 600s
 ticket_age = none
 [handoff]
@@ -121,6 +122,7 @@ def test_values(check):
     max_pending_count = 0
     max_pending_ratio = 1
     max_pending_age = 60m
+    rdma = no
     ticket_ttl = 1s
     ticket_age = 30m
     [handoff]
@@ -153,7 +155,7 @@ def test_values(check):
         "bytes = 3G",
         "pinned_bytes = 2G",
         "block_size = 2M\nshared_max = 0\nblocks = 7\nreserve = 0\n",
-        "max_pending_count = 0\nmax_pending_ratio = 1\nmax_pending_age = 3600s\nticket_ttl = 1s\nticket_age = 1800s\n",
+        "max_pending_count = 0\nmax_pending_ratio = 1\nmax_pending_age = 3600s\nrdma = no\nticket_ttl = 1s\nticket_age = 1800s\n",
         "[handoff]\nmode = events\nspin_us = 0\n[user-pools]\n",
         "mode = 0644",
         "quota = 512K",

@@ -52,6 +52,17 @@ def test_mode_that_is_set(start, name):
     assert f"hand-off by {name}" in d.text() and "warning" not in d.text()
 
 
+@pytest.mark.parametrize(
+    "text, can, does, warns", [("auto", 1, True, False), ("auto", 0, False, False), ("yes", 1, True, False), ("yes", 0, False, True), ("no", 1, False, False)]
+)
+def test_rdma(start, text, can, does, warns):
+    d = start(config=f"[memory]\nrdma = {text}\n", **attributes(_110=can))
+    assert device(d).get("rdma", False) is does
+    with d.client() as c:
+        c.call("create", typestr="|u1", shape=[1])  # the driver refuses a flag that the device cannot do
+    assert ("cannot do [memory] rdma = yes" in d.text()) is warns
+
+
 @pytest.mark.parametrize("name, number", [("memops", MEMOPS), ("memops", READONLY), ("events", EVENTS)])
 def test_mode_that_the_device_cannot_do(start, name, number):
     d = start(config=mode(name), **lacks(number))

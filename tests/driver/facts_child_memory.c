@@ -121,7 +121,8 @@ step_create(struct child *child, struct request *request)
 {
     struct drv_error err = {0};
     struct vmm_alloc alloc = {0};
-    int r = vmm_alloc_create(child->drv, (int)request->a[1], request->a[0], &alloc, &err);
+    int r =
+        vmm_alloc_create(child->drv, (int)request->a[1], request->a[0], false, &alloc, &err);
     request->reply->value = alloc.handle;
     return outcome(r, &err);
 }
@@ -134,7 +135,8 @@ step_create_many(struct child *child, struct request *request)
     int r = 0;
     uint64_t n = 0;
     while (n < request->a[1] && r == 0) {
-        r = vmm_alloc_create(child->drv, child->device.ordinal, request->a[0], &alloc, &err);
+        r = vmm_alloc_create(child->drv, child->device.ordinal, request->a[0], false, &alloc,
+                             &err);
         n += r == 0;
     }
     request->reply->value = n;
@@ -196,7 +198,7 @@ export_one(const struct child *child, struct vmm_alloc *ret_alloc, int *ret_fd)
     struct vmm_alloc alloc;
     struct drv_error err = {0};
     int r = vmm_alloc_create(child->drv, child->device.ordinal, child->device.granularity,
-                             &alloc, &err);
+                             false, &alloc, &err);
     if (r < 0)
         return outcome(r, &err);
     r = vmm_alloc_export(child->drv, &alloc, ret_fd, &err);

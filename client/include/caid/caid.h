@@ -698,6 +698,17 @@ int caid_client_resume(struct caid_client *client,
                        void (*fn)(const struct caid_change *change, void *userdata),
                        void *userdata, struct caid_error *error);
 
+/* A dma-buf of the block that the array has for itself: *ret_fd, CLOEXEC, which the caller closes;
+ * the array's first byte is at *ret_offset. A network card is given it, for example. Whoever has
+ * it, or gets it, may read and write the memory for as long as he likes, whatever becomes of the
+ * array, of this process, and of the daemon. So the daemon notes it first: the block serves no
+ * other array any more, goes to the driver when this one ends, and is not charged from then on.
+ * CAID_ERR_INVALID: the array shares its block with others (it is small, and was made without
+ * CAID_ARRAY_EXCLUSIVE), lies in another one's memory, or is unmapped. CAID_ERR_READ_ONLY.
+ * CAID_ERR_UNSUPPORTED: no memory of a device; the driver makes none, which the message says. */
+int caid_array_dmabuf(struct caid_array *array, int *ret_fd, uint64_t *ret_offset,
+                      struct caid_error *error);
+
 struct caid_reservation;
 
 /* Addresses of this process for device memory, `size` bytes of them, rounded up to 2 MiB, from

@@ -23,7 +23,7 @@ from .._base import _metadata, _typestr
 from .._base._errors import Error, InvalidError, closed as closed_error, corrupt, unsupported
 from .._base._lifetime import Closing, NotCompared, OfProcess, attributes
 from .._handoff import _any_stream, _pending
-from . import _bracket, _cai, _copy, _dlpack_export, _export, _names, _parts, _values
+from . import _bracket, _cai, _copy, _dlpack_export, _dmabuf, _export, _names, _parts, _values
 from ._elements import Elements
 from ._layout import Layout
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import numpy
 
     from ._bracket import Bracket
+    from ._dmabuf import DmaBuf
 
 _Host = TypeVar("_Host")
 
@@ -425,6 +426,31 @@ class Array(Elements, OfProcess, NotCompared, Closing):
         if self._memory.pool is None:
             raise unsupported(f"{self._label} is not in the daemon's memory: it has no brackets")
         self._memory.discard()
+
+    def dmabuf(self) -> DmaBuf:
+        """The array's memory as a dma-buf: for a network card (``ibv_reg_dmabuf_mr()``), or another driver::
+
+            with a.dmabuf() as d:
+                register(d.fd, d.offset, d.nbytes)
+
+        Whoever has the fd, or what was made of it, may read and write the memory for as long as he likes,
+        whatever becomes of the array, of this process and of the daemon. So the daemon notes it first: the
+        memory serves no other array any more, goes back to the driver when the array ends, and is not charged
+        from then on. caid orders nothing of what a card does: write in a bracket, and read after it is done.
+
+        Raises
+        ------
+        InvalidError
+            The array is small and was not made with ``exclusive=True``; or it lies in another one's memory.
+        ReadOnlyError
+            The array was opened with mode "r": a card does not know read-only.
+        UnsupportedError
+            Memory that is no device's, or not the daemon's; the driver makes no dma-buf, and says why.
+        """
+        self._check()
+        if self._memory.pool is None:
+            raise unsupported(f"{self._label} is not in the daemon's memory: no dma-buf is made of it")
+        return _dmabuf.make(self._memory, self._layout)
 
     def bind(self, stream: Any = 0) -> Array:
         """Says on which stream the array's data is being made, by kernels launched before or after::

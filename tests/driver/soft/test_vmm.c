@@ -45,7 +45,7 @@ use(const struct drv *drv, struct drv_error *err)
 {
     struct vmm_alloc alloc;
     struct vmm_map map = {.ptr = 1, .size = 2, .mode = VMM_READ};
-    int r = vmm_alloc_create(drv, 0, SIZE, &alloc, err);
+    int r = vmm_alloc_create(drv, 0, SIZE, false, &alloc, err);
     if (r < 0)
         return r;
     r = vmm_map_new(drv, &alloc, 0, 0, VMM_READ_WRITE, &map, err);
@@ -88,7 +88,7 @@ CAID_TEST(vmm, a_map_carries_the_access_it_was_made_with)
     _cleanup_(drv_freep) struct drv *drv = open_soft();
     struct vmm_alloc alloc;
     struct vmm_map map;
-    cr_assert_eq(vmm_alloc_create(drv, 0, SIZE, &alloc, NULL), 0);
+    cr_assert_eq(vmm_alloc_create(drv, 0, SIZE, false, &alloc, NULL), 0);
     cr_assert_eq(vmm_map_new(drv, &alloc, 0, 0, VMM_READ, &map, NULL), 0);
     ATTRIBUTE_IS(ACCESS_FLAGS, map.ptr, CU_MEM_ACCESS_FLAGS_PROT_READ);
     cr_assert_eq(map.size, SIZE);
@@ -104,7 +104,7 @@ CAID_TEST(vmm, a_range_that_does_not_unmap_keeps_its_address)
     _cleanup_(drv_freep) struct drv *drv = open_soft();
     struct vmm_alloc alloc;
     struct vmm_map map;
-    cr_assert_eq(vmm_alloc_create(drv, 0, SIZE, &alloc, NULL), 0);
+    cr_assert_eq(vmm_alloc_create(drv, 0, SIZE, false, &alloc, NULL), 0);
     cr_assert_eq(vmm_map_new(drv, &alloc, 0, 0, VMM_READ_WRITE, &map, NULL), 0);
     CUdeviceptr at = map.ptr;
     set_rule("cuMemUnmap=INVALID_VALUE");
@@ -122,7 +122,7 @@ CAID_TEST(vmm, a_release_reports_and_is_done)
     _cleanup_(drv_freep) struct drv *drv = open_soft();
     struct vmm_alloc alloc;
     struct drv_error err;
-    cr_assert_eq(vmm_alloc_create(drv, 0, SIZE, &alloc, NULL), 0);
+    cr_assert_eq(vmm_alloc_create(drv, 0, SIZE, false, &alloc, NULL), 0);
     set_rule("cuMemRelease=late:LAUNCH_FAILED");
     cr_assert_eq(vmm_alloc_release(drv, &alloc, &err), -EIO);
     cr_assert_eq(err.result, CUDA_ERROR_LAUNCH_FAILED);
