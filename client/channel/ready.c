@@ -127,7 +127,8 @@ look(struct caid_channel *channel, uint64_t *pause_ns)
         break;
     case DUE_ASK:
         await_kick(channel, kicks, ASK_NS);
-        set_raised(ready, kicks == atomic_load(&ready->kicks));
+        if (kicks == atomic_load(&ready->kicks))
+            set_raised(ready, true);
         break;
     case DUE_KICK: await_kick(channel, kicks, UINT64_MAX); break;
     }

@@ -1046,6 +1046,22 @@ CHANNEL_TEST(the_fd_tells_of_the_end)
     close(dup(fd_of_reader()));
 }
 
+/* While the thread waits whether somebody asks for the next producer, too. */
+CHANNEL_TEST(a_duplicate_of_the_fd_tells_of_the_close)
+{
+    begin_both("latest");
+    caid_channel_close(o.put);
+    o.put = NULL;
+    for (uint64_t i = 0; i < 30; i++) {
+        int fd = dup(fd_of_reader());
+        clock_pause_ns(i * 50 * NSEC_PER_USEC);
+        caid_channel_close(o.get);
+        cr_assert(is_ready(fd, 0));
+        close(fd);
+        o.get = open_now(f.client, 1);
+    }
+}
+
 /* ---- the daemon's ---- */
 
 static void
