@@ -276,6 +276,11 @@ on_import(void *userdata, struct restore_block *block)
     const struct record_block *record = block->record;
     int rc;
 
+    if (record->marks & BLOCK_HANDLE) {
+        log_error("block %" PRIu64 " of a newer daemon's is shared by a handle that is no fd",
+                  record->key.id);
+        return -EOPNOTSUPP;
+    }
     block->fd = kept_found(r->kept, record->kept);
     rc = worker_adopt(r->worker, record->device, (enum core_kind)record->kind, record->size,
                       record->kept, &block->handle);

@@ -427,6 +427,8 @@ device_get_traits(const struct drv *drv, struct drv_device *device)
         device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
     device->readonly_host =
         device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED);
+    device->fabric =
+        device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
     device->rdma =
         device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
     device->mps = device_trait(drv, ordinal, CU_DEVICE_ATTRIBUTE_MPS_ENABLED);

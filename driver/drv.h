@@ -81,6 +81,7 @@ struct drv_device {
     bool ipc;           /* legacy handles, of memory and events */
     bool memops;        /* stream memory operations of 64 bits */
     bool readonly_host; /* registers host memory that is mapped for reading */
+    bool fabric;        /* VMM with fabric handles, as the device says: vmm_try_fabric() */
     bool rdma;          /* network cards can be given its VMM memory: gpuDirectRDMACapable */
     bool mps;           /* contexts of this process are MPS clients' */
     /* "default", "exclusive", "prohibited"; NULL: not known. Static. */

@@ -16,13 +16,13 @@ undo_alloc(const struct drv *drv, CUmemGenericAllocationHandle handle, const cha
     return drv_fail(drv, err, call, result);
 }
 
-int
-vmm_alloc_create(const struct drv *drv, int ordinal, size_t size, bool rdma,
-                 struct vmm_alloc *ret, struct drv_error *err)
+static int
+create(const struct drv *drv, int ordinal, size_t size, bool rdma,
+       CUmemAllocationHandleType handles, struct vmm_alloc *ret, struct drv_error *err)
 {
     CUmemAllocationProp prop = {
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-        .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        .requestedHandleTypes = handles,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal},
         .allocFlags = {.gpuDirectRDMACapable = rdma},
     };
@@ -32,6 +32,22 @@ vmm_alloc_create(const struct drv *drv, int ordinal, size_t size, bool rdma,
         return undo_alloc(drv, handle, "cuMemCreate", result, err);
     *ret = (struct vmm_alloc){.handle = handle, .size = size};
     return 0;
+}
+
+int
+vmm_alloc_create(const struct drv *drv, int ordinal, size_t size, bool rdma,
+                 struct vmm_alloc *ret, struct drv_error *err)
+{
+    return create(drv, ordinal, size, rdma, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, ret, err);
+}
+
+int
+vmm_try_fabric(const struct drv *drv, int ordinal, size_t size, struct drv_error *err)
+{
+    struct vmm_alloc alloc = {0};
+    int r = create(drv, ordinal, size, false, CU_MEM_HANDLE_TYPE_FABRIC, &alloc, err);
+
+    return r == 0 ? vmm_alloc_release(drv, &alloc, err) : r;
 }
 
 int

@@ -31,6 +31,8 @@ struct vmm_alloc {
  * can be given it, if the device can do that (drv_device.rdma). */
 int vmm_alloc_create(const struct drv *drv, int ordinal, size_t size, bool rdma,
                      struct vmm_alloc *ret, struct drv_error *err);
+/* Makes such memory that is shareable by a fabric handle, and gives it back. */
+int vmm_try_fabric(const struct drv *drv, int ordinal, size_t size, struct drv_error *err);
 /* fd is borrowed: the import keeps its own reference. size is the exact size of the allocation.
  * */
 int vmm_alloc_import(const struct drv *drv, int fd, size_t size, struct vmm_alloc *ret,

@@ -8,6 +8,7 @@
 
 #include "doctor.h"
 #include "format.h"
+#include "vmm.h"
 
 static int
 ask_memory(const struct doctor *doctor, int32_t device, struct caid_memory_info *ret)
@@ -208,6 +209,25 @@ look_rdma(const struct doctor *doctor, int32_t device, struct finding *ret)
     }
 }
 
+/* caid makes no use of them yet. */
+static void
+look_fabric(const struct doctor *doctor, int32_t device, struct finding *ret)
+{
+    struct drv_error why = {0};
+    struct drv_device here;
+    int ordinal = find_here(doctor, device, &here);
+
+    if (ordinal < 0 || !here.fabric)
+        finding_ok(ret, "fabric_none", "no");
+    else if (vmm_try_fabric(doctor->drv, ordinal, here.granularity, &why) == 0)
+        finding_ok(ret, "fabric_ok",
+                   "memory can be made for other hosts of the NVLink domain, "
+                   "which caid does not do");
+    else
+        finding_ok(ret, "fabric_refused", "the device has them, and a create is refused: %s",
+                   why.message);
+}
+
 static void
 look_persistence(const struct doctor *doctor, int32_t device, struct finding *ret)
 {
@@ -277,6 +297,7 @@ const struct check doctor_checks_device[] = {
     {"hand-off", look_handoff},
     {"MPS", look_mps},
     {"RDMA", look_rdma},
+    {"fabric handles", look_fabric},
     {"persistence mode", look_persistence},
     {"compute mode", look_compute_mode},
     {"quarantine", look_quarantine},

@@ -193,7 +193,7 @@ block_restore(struct core *core, struct pool *pool, struct user *user, uint32_t 
     block->handle = from->handle;
     block->fd = from->fd;
     block->kept = record->kept;
-    block->exported = record->exported;
+    block->exported = record->marks & BLOCK_EXPORTED;
     TAILQ_INIT(&block->waiters);
     LIST_INSERT_HEAD(&core->blocks, block, of_core);
     block_count(core, block, true);

@@ -121,7 +121,7 @@ persist_block(struct core *core, const struct block *block)
         .uid = block->charge.user->uid,
         .kind = (uint8_t)block->kind,
         .is_own = block->own,
-        .exported = block->exported,
+        .marks = block->exported ? BLOCK_EXPORTED : 0,
     };
 
     if (!block->kept)

@@ -65,7 +65,13 @@ struct record_block {
     uint32_t pool, uid;
     uint8_t kind, is_own;
     char device[CORE_UUID_SIZE];
-    uint8_t exported; /* was padding, which is 0 */
+    uint8_t marks; /* was padding, which is 0 */
+};
+
+enum { /* struct record_block */
+    BLOCK_EXPORTED = 1,
+    BLOCK_HANDLE =
+        0xfe, /* by what it is shared. 0: an fd; fabric handles and others are to come */
 };
 
 enum { /* struct record_array */

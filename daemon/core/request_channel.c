@@ -64,14 +64,21 @@ sequence_of(const struct participant *p)
                                        : timeline_submitted(&slots[0]);
 }
 
-/* What the pages say is their owners' word. */
+/* What the pages say is their owners' word, within what can be. */
+static uint64_t
+bounded(uint64_t said)
+{
+    return min_u64(said, CHANNEL_SEQUENCE_MAX);
+}
+
 static struct msg_channel_entry
 participant_record(const struct participant *p)
 {
     const struct channel *channel = p->channel;
     const struct conn *conn = p->page->conn;
-    uint64_t sequence = sequence_of(p);
-    uint64_t newest = channel->producer ? sequence_of(channel->producer) : channel->sequence;
+    uint64_t newest =
+        bounded(channel->producer ? sequence_of(channel->producer) : channel->sequence);
+    uint64_t sequence = bounded(sequence_of(p));
     bool reads = !p->produces;
 
     return (struct msg_channel_entry){
@@ -87,7 +94,9 @@ participant_record(const struct participant *p)
         .hung_up = conn->departed,
         .depth = p->depth,
         .sequence = sequence,
-        .missed = reads ? atomic_load(&channel_reader_of(p->page->slots)->missed) : 0,
+        .missed =
+            reads ? min_u64(atomic_load(&channel_reader_of(p->page->slots)->missed), sequence)
+                  : 0,
         .lag = reads && newest > sequence ? newest - sequence : 0,
     };
 }

@@ -350,6 +350,15 @@ def test_rdma(tmp_path):
             expect(doctor(socket), "rdma_none", "ok", "no card here")
 
 
+def test_fabric_handles(tmp_path):
+    with daemon(tmp_path) as socket:
+        expect(doctor(socket), "fabric_none", "ok", "^no$")
+        has = {"CAID_SOFTCUDA_ATTRIBUTES": "128=1"}
+        expect(doctor(socket, **has), "fabric_ok", "ok", "other hosts")
+        has["CAID_SOFTCUDA_FAIL"] = "cuMemCreate=NOT_PERMITTED"  # as without IMEX channels
+        expect(doctor(socket, **has), "fabric_refused", "ok", "cuMemCreate.*NOT_PERMITTED")
+
+
 def test_persistence_mode(tmp_path):
     with daemon(tmp_path) as socket:
         expect(doctor(socket), "persistence_on", "ok", "^on$")

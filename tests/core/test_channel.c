@@ -374,6 +374,11 @@ CORE_TEST(channel, is_listed, NULL)
     cr_assert(reply->n_entries == 2 && of[0].producer && of[0].sequence == 5 && !of[0].lag);
     cr_assert(of[0].slots == SLOTS && of[0].pid == (uint64_t)h->pids[w.conn]);
     cr_assert(!of[1].producer && of[1].sequence == 3 && of[1].missed == 1 && of[1].lag == 2);
+    atomic_store(&reader->got, UINT64_MAX);
+    atomic_store(&reader->missed, UINT64_MAX);
+    of = h_request(h, r.conn, MSG_CHANNELS, &params)->channels;
+    cr_assert(of[1].sequence == CHANNEL_SEQUENCE_MAX && of[1].missed == CHANNEL_SEQUENCE_MAX);
+    cr_assert_eq(of[1].lag, 0);
     params.after = of[0].member;
     cr_assert_eq(h_request(h, r.conn, MSG_CHANNELS, &params)->n_entries, 1);
     params.after = of[0].member;
