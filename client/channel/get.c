@@ -331,13 +331,16 @@ static enum step
 take(struct getting *g, uint64_t *ret_wanted)
 {
     struct caid_channel *channel = g->channel;
+    uint32_t left = channel->n_slots; /* there are no more void ones at a time */
     enum step step;
 
     do {
         step = peek(channel, !g->lane, ret_wanted);
         if (step == STEP_GOT)
             step = channel->latest ? take_latest(g) : take_next(g);
-    } while (step == STEP_VOID);
+    } while (step == STEP_VOID && --left > 0);
+    if (step == STEP_VOID)
+        step = STEP_POLL;
     if (channel->latest || step == STEP_GOT || step == STEP_BROKEN)
         return step;
     pass_voids(channel);

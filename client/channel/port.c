@@ -67,7 +67,13 @@ channel_sleep(const struct caid_client *client, _Atomic uint64_t *waits,
     atomic_fetch_add(waits, 1);
     int r = fence_wait_submitted(client, fence, until_ns, error);
     atomic_fetch_sub(waits, 1);
-    return r == -ETIMEDOUT && clock_now_ns() < deadline_ns ? 0 : r;
+    if (r == -ETIMEDOUT && clock_now_ns() < deadline_ns)
+        return 0;
+    /* a page that contradicts itself would end each sleep at once */
+    if (r == 0 && clock_now_ns() >= deadline_ns)
+        return fail(error, CAID_ERR_TIMEOUT, "page %" PRIu64 " did not go on in time",
+                    fence->page->id);
+    return r;
 }
 
 int

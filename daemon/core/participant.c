@@ -85,7 +85,8 @@ take_frame(struct channel *channel, struct record_kept *kept, const struct chann
 {
     kept->sequence = atomic_load(&entry->sequence);
     raise_sequence(channel, kept->sequence);
-    if (kept->sequence > landed || atomic_load(&entry->given_up) == kept->sequence)
+    if (kept->sequence > min_u64(landed, channel->sequence) ||
+        atomic_load(&entry->given_up) == kept->sequence)
         kept->sequence = 0;
     for (size_t i = 0; i < ARRAY_SIZE(kept->info); i++)
         kept->info[i] = atomic_load(&entry->info[i]);

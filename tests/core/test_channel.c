@@ -252,6 +252,20 @@ fill(struct harness *h, const struct party *w)
     put(h, w, 5, 5, false, false);
 }
 
+/* What no producer could go on with is left out. */
+CORE_TEST(channel, impossible_sequences_are_not_kept, NULL)
+{
+    make_array(h, SLOTS);
+    struct party w = party(h, "rw"), next = party(h, "rw");
+    produce(h, &w);
+    put(h, &w, 0, CHANNEL_SEQUENCE_MAX + 1, true, false);
+    put(h, &w, 2, 2, false, false);
+    h_disconnect(h, w.conn);
+    cr_assert_eq(produce(h, &next)->error, 0);
+    cr_assert_eq(next.reply->n_entries, 1);
+    cr_assert(next.reply->kept[0].slot == 2 && next.reply->sequence == 2);
+}
+
 /* A reader that finds the former's page alive may still take what that says for the newest. */
 static void
 assert_dead(struct harness *h, uint64_t conn, const struct h_reply *reply)

@@ -4,15 +4,19 @@
 import asyncio
 import contextlib
 import copy
+import ctypes
 import gc
 import json
 import os
 import pathlib
 import pickle
+import random
+import re
 import select
 import signal
 import subprocess
 import threading
+import time
 from typing import Callable, NamedTuple
 
 import numpy
@@ -640,6 +644,40 @@ def test_frames_go_on_while_there_is_no_daemon(soft, tmp_path, mode):
                     put(ch, 3 * i + 2)
                     assert got(another)[2] == got(r)[2] == 3 * i + 2
         c.unlink(mode)
+
+
+# --- pages of those who write what they like ---------------------------------------------------
+
+SUBMITTED, TAIL, LANDED = 8, 512, 520  # words: of slot 0; of what is behind the slots
+
+
+def own_page(make):
+    """(what make() gives, the words of the page of timelines that it has made for this process to write)"""
+
+    def pages():
+        return set(re.findall(r"^(\w+)-(\w+) rw-s .*memfd:caid-timelines", pathlib.Path("/proc/self/maps").read_text(), re.M))
+
+    before = pages()
+    thing = make()
+    ((start, end),) = pages() - before
+    return thing, (ctypes.c_uint64 * ((int(end, 16) - int(start, 16)) // 8)).from_address(int(start, 16))
+
+
+@pytest.mark.parametrize("mode", ["latest", "fifo"])
+def test_a_producers_page_of_garbage_holds_no_reader_up(client, other, mode):
+    rng = random.Random(seed := int(os.environ.get("CAID_TEST_SEED", time.time_ns() % 2**32)))
+    print("CAID_TEST_SEED", seed)
+    ch, words = own_page(lambda: client.channel("frames", SHAPE, mode=mode, memory="pinned"))
+    with ch, other.open_channel("frames") as r:
+        for at, value in [(0, 10), (SUBMITTED, 3), (TAIL, 7 << 8)]:  # done, and not submitted
+            words[at] = value
+        for _ in range(200):
+            with contextlib.suppress(caid.TimedOutError, caid.ProtocolError, caid.AbandonedError):
+                r.get(timeout=0).end()
+            at = rng.choice([0, SUBMITTED, TAIL, LANDED, LANDED + 1, rng.randrange(len(words))])
+            words[at] = rng.choice([0, 1, rng.randrange(64) << 8 | rng.randrange(9), 1 << 54, 2**62 - 1, 2**62, 2**64 - 1])
+        for slot in range(16):  # as of one that has died: its own close is not what is looked at
+            words[32 * slot], words[32 * slot + SUBMITTED] = 2**62, 2**62 | 2**32 - 1
 
 
 # --- what is refused --------------------------------------------------------------------------
