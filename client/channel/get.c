@@ -563,10 +563,12 @@ get(struct getting *g, struct caid_error *error)
 
 /* ---- places ---- */
 
-/* Under lock. "latest": what has landed is free. */
+/* Under lock. "latest": what has landed is free. What JOIN was asked for is gone on with first. */
 static struct place *
 find_place(struct caid_channel *channel, uint64_t *ret_release)
 {
+    struct place *found = NULL;
+
     *ret_release = UINT64_MAX;
     for (uint32_t i = 0; i < channel->depth; i++) {
         struct place *place = &channel->places[i];
@@ -576,10 +578,10 @@ find_place(struct caid_channel *channel, uint64_t *ret_release)
             else
                 *ret_release = min_u64(*ret_release, place->release);
         }
-        if (place->state == PLACE_FREE)
-            return place;
+        if (place->state == PLACE_FREE && (!found || place->asked))
+            found = place;
     }
-    return NULL;
+    return found;
 }
 
 static enum due

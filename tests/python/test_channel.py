@@ -601,18 +601,32 @@ def test_the_next_producer_goes_on(daemon, client, other, child):
             assert n > 2 and got(r)[::2] == (n, 3)
 
 
+def get_unanswered(daemon, r):
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(caid.TimedOutError):
+            r.get(timeout=0)
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+
+
+def test_the_last_frame_is_there_when_another_one_has_ended_meanwhile(daemon, client, other):
+    with made(client, other, depth=2, memory="pinned") as (ch, r):
+        put(ch, 1)
+        with r.get(timeout=PATIENCE_S):
+            put(ch, 2)
+            ch.close()
+            get_unanswered(daemon, r)
+        assert got(r)[2] == 2
+
+
 @pytest.mark.parametrize("next_one", [False, True])
 def test_the_last_frame_of_a_producer_is_asked_for_again(daemon, client, other, next_one):
     how = {"memory": "pinned", "slots": 4}
     with made(client, other, **how) as (ch, r):
         put(ch, 1)
         ch.close()
-        os.kill(daemon.pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(caid.TimedOutError):
-                r.get(timeout=0)
-        finally:
-            os.kill(daemon.pid, signal.SIGCONT)
+        get_unanswered(daemon, r)
         other.ping()  # the daemon has answered what came before it
         if not next_one:
             assert at_last(lambda: got(r, timeout=0))[2] == 1
