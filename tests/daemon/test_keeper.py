@@ -189,6 +189,19 @@ def test_a_page_is_killed_by_who_has_it_mapped(keeper):
         os.close(fd)
 
 
+def test_what_was_sent_after_an_answer_that_nobody_reads(keeper):
+    """The kernel tells the keeper of the unread answer before it gives it what came after."""
+    with keeper.connect() as link:
+        link.put({1: 0})
+        link.send(packet(MAP, [1]), [0])
+        assert select.select([link.sock], [], [], DEADLINE)[0]
+        with keeper.paused():
+            link.put({2: 0})
+            link.close()
+    with keeper.connect() as link:
+        assert list(link.take()[0]) == [1, 2]
+
+
 def test_answers_that_nobody_reads(keeper):
     """The keeper waits with what comes after them; what had been sent counts when the daemon has died."""
     with keeper.connect() as link:
