@@ -211,7 +211,8 @@ bool signal_is_behind(const struct caid_channel *channel, const struct lane *lan
 /* A slot of the own page that the host has to wait for before a signal by this lane, or -1. */
 int signal_find_wait(const struct caid_channel *channel, const struct lane *lane);
 /* Signals a value of the own page when the lane, or the host, has come to here and the fences have
- * passed. Where that cannot be enqueued, the host waits; else the page is killed. */
+ * passed. Where that cannot be enqueued, the host waits; else the page is killed when what was
+ * signalled before has landed. */
 int signal_value(struct caid_channel *channel, struct lane *lane, struct fence *after, size_t n,
                  uint32_t slot, uint64_t value, struct caid_error *error);
 /* The host does. Wakes nobody. */

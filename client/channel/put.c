@@ -266,6 +266,25 @@ take_open(struct caid_channel *channel, const struct caid_frame *frame,
     return 0;
 }
 
+/* A frame whose stream cannot be used here and now stays open. Under lock, which it drops
+ * meanwhile. */
+static int
+check_lane(struct caid_channel *channel, struct caid_error *error)
+{
+    struct lane *lane = channel->lane;
+    struct caid_error why = {0};
+
+    if (!lane)
+        return 0;
+    pthread_mutex_unlock(&channel->lock);
+    lane_check_signal(channel->client, lane, &why);
+    pthread_mutex_lock(&channel->lock);
+    if (why.code != CAID_ERR_INVALID)
+        return 0;
+    channel->put = PUT_OPEN;
+    return fail_again(error, &why);
+}
+
 /* Under lock. */
 static void
 end_turn(struct caid_channel *channel)
@@ -312,6 +331,8 @@ end(struct caid_channel *channel, const struct caid_frame *frame, bool is_void,
         return r;
     pthread_mutex_lock(&channel->lock);
     r = take_open(channel, frame, error);
+    if (r == 0 && !is_void)
+        r = check_lane(channel, error);
     if (r < 0) {
         pthread_mutex_unlock(&channel->lock);
         return r;

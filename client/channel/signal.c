@@ -2,6 +2,8 @@
 #include "port.h"
 #include "session/client.h"
 
+#define LAND_PAUSE_NS (100 * NSEC_PER_USEC)
+
 struct fence
 signal_fence(const struct caid_channel *channel, uint32_t slot)
 {
@@ -54,6 +56,22 @@ wait_for_all(const struct caid_channel *channel, const struct fence *fences, siz
     return true;
 }
 
+/* What is on its way would make the page a living one again: it lands first. What a dead context
+ * was to signal never does. */
+static void
+kill_page(const struct caid_channel *channel, const struct lane *lane,
+          const struct caid_error *why)
+{
+    const struct page *page = channel->page;
+    bool is_gone = gpu_is_gone((CUresult)why->cuda_result);
+
+    for (uint32_t i = 0; i < TIMELINE_SLOTS; i++)
+        while (!page_slot_has_landed(page, i) &&
+               !(is_gone && page->of_slot[i].context == lane->context))
+            clock_pause_ns(LAND_PAUSE_NS);
+    timeline_kill_page(channel->page->slots);
+}
+
 int
 signal_value(struct caid_channel *channel, struct lane *lane, struct fence *after, size_t n,
              uint32_t slot, uint64_t value, struct caid_error *error)
@@ -75,7 +93,7 @@ signal_value(struct caid_channel *channel, struct lane *lane, struct fence *afte
         timeline_wake(&channel->page->slots[slot]);
         return 0;
     }
-    timeline_kill_page(channel->page->slots);
+    kill_page(channel, lane, &why);
     return fail_again(error, &why);
 }
 

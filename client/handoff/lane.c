@@ -606,6 +606,19 @@ lane_signal_slot(struct caid_client *client, struct lane *lane, struct page *pag
     return r;
 }
 
+int
+lane_check_signal(struct caid_client *client, struct lane *lane, struct caid_error *error)
+{
+    struct stream stream;
+
+    pthread_mutex_lock(&lane->lock);
+    int r = lane_enter(client, lane, &stream, error);
+    if (r == 0)
+        stream_leave(&stream);
+    pthread_mutex_unlock(&lane->lock);
+    return r;
+}
+
 /* ---- waiting ---- */
 
 /* Whether the fence is the stream's own signal: its next work comes after that anyway. A stream

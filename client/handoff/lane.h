@@ -112,6 +112,9 @@ int lane_signal(struct caid_client *client, struct lane *lane, struct fence *ret
 int lane_signal_slot(struct caid_client *client, struct lane *lane, struct page *page,
                      uint32_t slot, uint64_t value, struct caid_error *error);
 
+/* Whether the lane can signal now. CAID_ERR_INVALID as of lane_signal(). */
+int lane_check_signal(struct caid_client *client, struct lane *lane, struct caid_error *error);
+
 /*
  * What is enqueued on the lane from here on comes after all the fences, whose signals have been
  * submitted, as the daemon says. lane NULL: holds the host until they have passed; so it does for

@@ -213,9 +213,10 @@ call_end(struct frame_object *self, bool is_whole, struct caid_error *error)
     return r;
 }
 
-/* *ret_interrupted: it has not ended, since a signal handler has raised. */
+/* *ret_code: of the error, or 0. INTERRUPTED, since a signal handler has raised, and INVALID, since
+ * its stream cannot be used here and now: it has not ended. */
 static int
-frame_try(struct frame_object *self, bool is_whole, bool *ret_interrupted)
+frame_try(struct frame_object *self, bool is_whole, int32_t *ret_code)
 {
     struct client_object *client = self->channel->handle.client;
     struct caid_error error = {0};
@@ -224,18 +225,17 @@ frame_try(struct frame_object *self, bool is_whole, bool *ret_interrupted)
     self->state = FRAME_ENDED;
     if (py_client_enter(client))
         r = py_client_leave_with(client, call_end(self, is_whole, &error), &error);
-    *ret_interrupted = r < 0 && error.code == CAID_ERR_INTERRUPTED;
+    *ret_code = error.code;
     return r;
 }
 
-/* One that is interrupted stays open. */
 static int
 frame_finish(struct frame_object *self, bool is_whole)
 {
-    bool interrupted;
-    int r = frame_try(self, is_whole, &interrupted);
+    int32_t code;
+    int r = frame_try(self, is_whole, &code);
 
-    if (interrupted)
+    if (r < 0 && (code == CAID_ERR_INTERRUPTED || code == CAID_ERR_INVALID))
         self->state = FRAME_OPEN;
     else
         frame_settle(self);
@@ -270,15 +270,16 @@ static void
 frame_give_up(struct frame_object *self)
 {
     PyObject *type, *value, *traceback;
-    bool interrupted = true, was_pressed = false;
+    int32_t code = CAID_ERR_INTERRUPTED;
+    bool was_pressed = false;
 
     PyErr_Fetch(&type, &value, &traceback);
     while (self->state == FRAME_OPEN && py_client_is_live(self->channel->handle.client) &&
            frame_order(self, self->number) < 0 && drop_exception())
         was_pressed = true;
     if (self->state != FRAME_ENDED) { /* by another thread */
-        while (interrupted)
-            was_pressed |= frame_try(self, false, &interrupted) < 0 && drop_exception();
+        while (code == CAID_ERR_INTERRUPTED)
+            was_pressed |= frame_try(self, false, &code) < 0 && drop_exception();
         frame_settle(self);
     }
     if (was_pressed)

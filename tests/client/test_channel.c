@@ -174,6 +174,15 @@ get_next(uint64_t sequence, uint64_t missed)
     end_frame();
 }
 
+/* The host gets that one, of a stream. */
+static void
+get_streamed(uint64_t sequence)
+{
+    assert_ok(try_get(CAID_FOREVER));
+    cr_assert_eq(o.frame.sequence, sequence, "%d", (int)o.frame.sequence);
+    end_frame();
+}
+
 /* ---- by the host ---- */
 
 CHANNEL_TEST(latest_gives_the_newest)
@@ -563,6 +572,89 @@ CHANNEL_TEST(streams_end_out_of_order)
     gpu_gate_free(&f.gpu, gate);
 }
 
+/* ---- captures ---- */
+
+/* A put whose stream has begun to capture a graph. The one before it has not landed. */
+static _Atomic uint64_t *
+begin_captured(const char *mode, struct caid_frame *ret)
+{
+    CUstream stream;
+
+    begin_streams(mode, 1);
+    stream = (CUstream)(uintptr_t)o.stream;
+    _Atomic uint64_t *gate = gpu_gate_new(&f.gpu);
+    gpu_wait_at(&f.gpu, gate, stream);
+    put_on_stream();
+    assert_ok(caid_channel_begin(o.put, o.stream, CAID_FOREVER, ret, &error));
+    fill_on_stream(ret);
+    gpu_capture_begin(&f.gpu, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    return gate;
+}
+
+static void
+end_captured(_Atomic uint64_t *gate)
+{
+    cr_assert(gpu_capture_end(&f.gpu, (CUstream)(uintptr_t)o.stream));
+    atomic_store(gate, 1);
+    assert_ok(caid_stream_synchronize(f.client, o.stream, 0, &error));
+    gpu_gate_free(&f.gpu, gate);
+}
+
+CHANNEL_TEST(a_put_is_committed_after_a_capture)
+{
+    struct caid_frame frame;
+    _Atomic uint64_t *gate = begin_captured("fifo", &frame);
+
+    atomic_store(gate, 1);
+    assert_failed(caid_channel_commit(o.put, &frame, &error), CAID_ERR_INVALID);
+    cr_assert(strstr(error.message, "captures"), "%s", error.message);
+    assert_failed(caid_channel_begin(o.put, 0, 0, &o.frame, &error), CAID_ERR_INVALID);
+    end_captured(gate);
+    assert_ok(caid_channel_commit(o.put, &frame, &error));
+    put_on_stream();
+    for (uint64_t i = 1; i <= 3; i++)
+        get_streamed(i);
+}
+
+static void *
+abandon(void *frame)
+{
+    return caid_channel_abandon(o.put, frame, NULL) < 0 ? frame : NULL;
+}
+
+/* The producer ends as one that died, and nothing comes after that: the frame before is there
+ * first. */
+static void
+give_captured_up(const char *mode, bool is_kept)
+{
+    struct caid_frame frame;
+    pthread_t thread;
+    void *failed;
+
+    _Atomic uint64_t *gate = begin_captured(mode, &frame);
+    cr_assert_eq(pthread_create(&thread, NULL, abandon, &frame), 0);
+    usleep(20 * 1000); /* what is too early is seen then */
+    atomic_store(gate, 1);
+    cr_assert_eq(pthread_join(thread, &failed), 0);
+    cr_assert_not_null(failed);
+    end_captured(gate);
+    if (is_kept)
+        get_streamed(1);
+    assert_failed(try_get(CAID_FOREVER), CAID_ERR_ABANDONED);
+    assert_failed(caid_channel_begin(o.put, 0, 0, &frame, &error), CAID_ERR_ABANDONED);
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+}
+
+CHANNEL_TEST(a_put_is_given_up_in_a_capture_latest)
+{
+    give_captured_up("latest", false);
+}
+
+CHANNEL_TEST(a_put_is_given_up_in_a_capture_fifo)
+{
+    give_captured_up("fifo", true);
+}
+
 CHANNEL_TEST(ahead_a_frame_is_got_before_it_is_put)
 {
     unsigned char *got; /* page-locked: a copy to other memory would wait for the stream */
@@ -587,11 +679,8 @@ CHANNEL_TEST(ahead_a_frame_is_got_before_it_is_put)
     for (int j = 0; j < BYTES; j++)
         cr_assert_eq(got[j], 1);
     assert_failed(try_get(0), CAID_ERR_ABANDONED);
-    for (uint64_t i = 3; i <= 10; i++) {
-        assert_ok(try_get(0));
-        cr_assert_eq(o.frame.sequence, i);
-        end_frame();
-    }
+    for (uint64_t i = 3; i <= 10; i++)
+        get_streamed(i);
     assert_failed(try_get(0), CAID_ERR_TIMEOUT);
     assert_ok(caid_stream_destroy(f.client, reading, &error));
     assert_cuda(f.gpu.drv->cu.cuMemFreeHost(got));

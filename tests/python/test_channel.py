@@ -114,6 +114,20 @@ def test_a_put_that_fails_is_nobodys(fifo, latest):
         assert got(r)[::2] == (n, 7)
 
 
+@pytest.mark.parametrize("mode", ["latest", "fifo"])
+def test_a_frame_whose_stream_captures_a_graph_stays_open(client, other, stream, mode):
+    with made(client, other, mode=mode) as (ch, r):
+        for begin in (ch.put, r.get):
+            with pytest.raises(caid.InvalidError, match="captures a graph"), begin(stream.handle.value) as frame:
+                graph = contextlib.ExitStack()
+                graph.enter_context(stream.captures())
+            assert frame.is_open
+            graph.close()
+            frame.end()
+        n = put(ch, 7)
+        assert got(r)[::2] == (n, 7)
+
+
 def test_iteration_ends_each_frame(fifo):
     ch, r = fifo
     seen = []

@@ -96,12 +96,14 @@ bool caid_channel_is_fifo(const struct caid_channel *channel);
  * alone. CAID_ERR_DEVICE: the stream is of another device. */
 int caid_channel_begin(struct caid_channel *channel, uint64_t stream, uint64_t timeout_ns,
                        struct caid_frame *ret, struct caid_error *error);
-/* Puts it, with its info, when the stream has come to here. Where that cannot be enqueued the host
- * waits for the stream; where it cannot do that, the producer ends as one that died, and this
- * fails. */
+/* Puts it, with its info, when the stream has come to here. CAID_ERR_INVALID: the stream captures a
+ * graph by now, or is another thread's default stream: the frame stays open. Where else it cannot
+ * be enqueued the host waits for the stream; where it cannot do that, the producer ends as one that
+ * died, and this fails. */
 int caid_channel_commit(struct caid_channel *channel, const struct caid_frame *frame,
                         struct caid_error *error);
-/* Ends it in place of a commit: nobody gets it. */
+/* Ends it in any case, in place of a commit: nobody gets it. Where the stream cannot be used, not
+ * even to wait for it, the producer ends as one that died, when its former frames are there. */
 int caid_channel_abandon(struct caid_channel *channel, const struct caid_frame *frame,
                          struct caid_error *error);
 
@@ -130,8 +132,9 @@ int caid_channel_get(struct caid_channel *channel, uint64_t stream, uint64_t tim
  * readable. Returns it. CAID_ERR_INVALID: the channel is its producer's. */
 int caid_channel_get_fd(struct caid_channel *channel, struct caid_error *error);
 
-/* Lets go of it, in any case, when the stream has come to here. CAID_ERR_ABANDONED: the producer
- * died before the frame was whole; 0 where that is not so by now: caid_stream_check(). */
+/* Lets go of it, also where it fails, when the stream has come to here. CAID_ERR_ABANDONED: the
+ * producer died before the frame was whole; 0 where that is not so by now: caid_stream_check().
+ * CAID_ERR_INVALID: as of the commit; the frame stays open. */
 int caid_channel_end(struct caid_channel *channel, const struct caid_frame *frame,
                      uint64_t stream, struct caid_error *error);
 
