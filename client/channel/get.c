@@ -199,7 +199,7 @@ take_latest(struct getting *g)
     struct channel_announcement *a = announcement_of(g);
 
     enum core_look look =
-        core_announce(&channel->view, a, !g->lane, channel->next - 1, &g->word);
+        core_announce(&channel->view, a, channel_waits(g->lane), channel->next - 1, &g->word);
     if (look != CORE_SECURED && look != CORE_ENDED)
         return STEP_POLL;
     enum step step = check_latest(g, g->word, look == CORE_ENDED);
@@ -335,7 +335,7 @@ take(struct getting *g, uint64_t *ret_wanted)
     enum step step;
 
     do {
-        step = peek(channel, !g->lane, ret_wanted);
+        step = peek(channel, channel_waits(g->lane), ret_wanted);
         if (step == STEP_GOT)
             step = channel->latest ? take_latest(g) : take_next(g);
     } while (step == STEP_VOID && --left > 0);
@@ -705,7 +705,7 @@ caid_channel_get(struct caid_channel *channel, uint64_t stream, uint64_t timeout
     else if (r == -ETIMEDOUT)
         r = fail(error, CAID_ERR_TIMEOUT, "channel \"%s\": no frame came in time",
                  channel_name(channel));
-    ready_got(channel, g.lane && g.lane->handoff != HANDOFF_HOST);
+    ready_got(channel, !channel_waits(g.lane));
     if (r < 0 && g.lane)
         lane_put(g.lane);
     return r;

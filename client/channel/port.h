@@ -169,6 +169,13 @@ channel_slot_of(const struct caid_channel *channel)
     return &channel->page->slots[PAGE_SLOT];
 }
 
+/* Whether the host waits: a stream that hands off by the host makes it. */
+static inline bool
+channel_waits(const struct lane *lane)
+{
+    return !lane || lane->handoff == HANDOFF_HOST;
+}
+
 /* What the channel is for, in errors. */
 const char *channel_name(const struct caid_channel *channel);
 /* Whether it can be used: the connection, the own page. */

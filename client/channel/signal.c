@@ -12,20 +12,13 @@ signal_fence(const struct caid_channel *channel, uint32_t slot)
                           .value = timeline_submitted(&channel->page->slots[slot])};
 }
 
-/* A stream that hands off by the host makes the host wait. */
-static bool
-is_host(const struct lane *lane)
-{
-    return !lane || lane->handoff == HANDOFF_HOST;
-}
-
 int
 signal_find_wait(const struct caid_channel *channel, const struct lane *lane)
 {
     uint32_t from = lane && lane == channel->last ? PAGE_SLOT + 1 : PAGE_SLOT;
     uint32_t to = channel->latest ? PAGE_SLOT : channel->depth; /* "latest" has no markers */
 
-    for (uint32_t i = from; is_host(lane) && i <= to; i++)
+    for (uint32_t i = from; channel_waits(lane) && i <= to; i++)
         if (!page_slot_has_landed(channel->page, i))
             return (int)i;
     return -1;

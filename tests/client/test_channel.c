@@ -1075,6 +1075,51 @@ CHANNEL_TEST(the_fd_is_the_hosts_or_a_streams)
 }
 
 static void
+land_for_stream(const char *mode)
+{
+    unsigned char bytes[BYTES];
+    uint64_t reading;
+
+    begin_streams(mode, 1);
+    int fd = fd_of_reader();
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &reading, &error));
+    _Atomic uint64_t *gate = gpu_gate_new(&f.gpu);
+    put_on_stream();
+    assert_ok(caid_stream_synchronize(f.client, o.stream, 0, &error));
+    gpu_wait_at(&f.gpu, gate, (CUstream)(uintptr_t)o.stream);
+    put_on_stream();
+    for (unsigned char i = 1; i <= 2; i++) {
+        assert_ok(get_when_ready(fd, reading));
+        cr_assert_eq(o.frame.sequence, i);
+        read_on(reading, bytes);
+        assert_ok(caid_channel_end(o.get, &o.frame, reading, &error));
+        assert_ok(caid_stream_synchronize(f.client, reading, 0, &error));
+        cr_assert_eq(bytes[0], i);
+        assert_failed(caid_channel_get(o.get, reading, 0, 0, &o.frame, &error),
+                      CAID_ERR_TIMEOUT);
+        cr_assert(!is_ready(fd, 0));
+        atomic_store(gate, 1);
+    }
+    assert_ok(caid_stream_destroy(f.client, reading, &error));
+    gpu_gate_free(&f.gpu, gate);
+}
+
+/* A stream that hands off by the host gets what has landed, and the fd tells of that. */
+CAID_TEST_BETWEEN(channel, a_stream_by_host_gets_what_has_landed_latest,
+                  ONLY_IF(gpu_is_soft(), begin_by_host()), end_channels(),
+                  .init = driver_warm_up, .timeout = 120)
+{
+    land_for_stream("latest");
+}
+
+CAID_TEST_BETWEEN(channel, a_stream_by_host_gets_what_has_landed_fifo,
+                  ONLY_IF(gpu_is_soft(), begin_by_host()), end_channels(),
+                  .init = driver_warm_up, .timeout = 120)
+{
+    land_for_stream("fifo");
+}
+
+static void
 fd_follows(const char *mode, uint64_t first)
 {
     struct process framer;

@@ -117,10 +117,10 @@ enum caid_channel_flags {
 };
 
 /* Gets a frame, to be ended: in "fifo" the next one, in "latest" the newest, if it is newer than
- * the last one that was got. Waits until it has been put, for the host until it is whole; the
- * stream waits for the rest. CAID_ERR_TIMEOUT. CAID_ERR_ABANDONED: see above. CAID_ERR_INVALID: as
- * many frames are open as the depth says. CAID_ERR_PROTOCOL: the producer has written what cannot
- * be. */
+ * the last one that was got. Waits until it has been put, and until it is whole for the host, or a
+ * stream that hands off by the host; other streams wait for the rest. CAID_ERR_TIMEOUT.
+ * CAID_ERR_ABANDONED: see above. CAID_ERR_INVALID: as many frames are open as the depth says.
+ * CAID_ERR_PROTOCOL: the producer has written what cannot be. */
 int caid_channel_get(struct caid_channel *channel, uint64_t stream, uint64_t timeout_ns,
                      uint32_t flags, struct caid_frame *ret, struct caid_error *error);
 /* An fd for poll(2), readable while the next get would give a frame, or fail: one by the host, or

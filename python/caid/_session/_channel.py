@@ -349,8 +349,8 @@ class Channel(Named, _caid.Channel):
     def get(self, stream: Any = None, timeout: float | None = None, ahead: bool = False) -> Frame:
         """Gets a frame: of a "fifo" the next one, of a "latest" the newest, if it is newer than the last one.
 
-        Waits until there is one: for the host until it is whole, for a stream until it was put, and the stream
-        waits for the rest.
+        Waits until there is one: for the host, and a stream of a device that hands off by the host, until it is whole;
+        for other streams until it was put, and the stream waits for the rest.
 
         Parameters
         ----------
