@@ -123,9 +123,9 @@ def test_what_nobody_takes_runs_out(setting):
         refused(message, caid.NotFoundError, "nobody took the array in time")
 
 
-# What was pickled while private modules lay beside the public ones, at protocol 0, where text has no length: the socket and the ids are this test's.
+# What was pickled while private modules lay beside the public ones, at protocol 0, where text has no length: the socket, the ids and the generation are this test's.
 REFERENCE_OF_BEFORE = (
-    "ccaid._reference\n_arrived\n(V{machine}\nV{daemon}\nV{pool}\nVx\nI1\nVrw\n(I2\nI3\nt(I12\nI4\nt(V<i4\nI4\nNtNN"
+    "ccaid._reference\n_arrived\n(V{machine}\nV{daemon}\nV{pool}\nVx\nI{generation}\nVrw\n(I2\nI3\nt(I12\nI4\nt(V<i4\nI4\nNtNN"
     "I01\nI00\nc_codecs\nencode\n(V0123456789abcdef\nVlatin1\ntRtR")
 OF_BEFORE = {
     "array": "ccaid._reference\n_open_at\n(V{socket}\n" + REFERENCE_OF_BEFORE + "tR.",
@@ -144,8 +144,9 @@ def names_in(message):
 
 def test_what_an_earlier_release_has_pickled(client, here):
     """It arrives, and is pickled by the same names again."""
-    ids = {"machine": client.machine_id, "daemon": client.daemon_id, "pool": f"uid:{os.geteuid()}"}
     with client.create("x", (2, 3), "<i4") as a:
+        ids = {"machine": client.machine_id, "daemon": client.daemon_id, "pool": f"uid:{os.geteuid()}",
+               "generation": a.generation}
         a.fill(5)
         messages = {what: text.format(socket=client._socket, **ids).encode() for what, text in OF_BEFORE.items()}
         got = {what: pickle.loads(message) for what, message in messages.items()}
