@@ -4,6 +4,7 @@
  * nothing fails any more. Each failure is an error with a code, leaves no lease at the daemon,
  * and no fd and no memory here. (Allocations inside shared libraries are not counted.)
  */
+#include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -254,6 +255,76 @@ use_timelines(struct caid_client *client, struct caid_client *other)
     return r;
 }
 
+/* Channels have names of the scenario's own, too. */
+static char channel_name[2][32];
+static const char *const channel_modes[] = {"latest", "fifo"};
+static const int64_t frame_shape[] = {16};
+
+static int
+put_frame(struct caid_channel *channel, uint64_t stream)
+{
+    struct caid_frame frame;
+
+    int r = caid_channel_begin(channel, stream, CAID_FOREVER, &frame, &error);
+    if (r == 0)
+        r = caid_channel_commit(channel, &frame, &error);
+    return r;
+}
+
+static int
+get_frame(struct caid_channel *channel, uint64_t stream)
+{
+    struct caid_frame frame;
+    struct pollfd poll_fd = {.fd = caid_channel_get_fd(channel, &error), .events = POLLIN};
+
+    if (poll_fd.fd < 0)
+        return poll_fd.fd;
+    cr_assert_eq(poll(&poll_fd, 1, -1), 1);
+    int r = caid_channel_get(channel, stream, CAID_FOREVER, 0, &frame, &error);
+    if (r == 0)
+        r = caid_channel_end(channel, &frame, stream, &error);
+    return r;
+}
+
+/* Both ends are one client's: a reader waits for another producer where its own has hung up. */
+static int
+use_channel(struct caid_client *client, int i, uint64_t stream)
+{
+    const char *name = channel_name[i];
+    struct caid_channel *puts = NULL, *gets = NULL;
+
+    OPTIONS(caid_channel_options, created, .mode = channel_modes[i], .typestr = "|u1",
+            .shape = frame_shape, .ndim = 1, .slots = 4,
+            .memory = stream ? "device" : "pinned");
+    OPTIONS(caid_channel_options, opened, .wait = true);
+    int r = caid_channel_create(client, &puts, name, &created, &error);
+    if (r == 0)
+        r = caid_channel_open(client, &gets, name, &opened, &error);
+    for (int n = 0; r == 0 && n < 6; n++) {
+        r = put_frame(puts, stream);
+        if (r == 0)
+            r = get_frame(gets, stream);
+    }
+    caid_channel_close(gets);
+    caid_channel_close(puts);
+    return r;
+}
+
+static int
+use_channels(struct caid_client *client)
+{
+    uint64_t stream = 0;
+
+    int r = use_channel(client, 0, 0);
+    if (r == 0)
+        r = caid_stream_create(client, 0, CAID_STREAM_NON_BLOCKING, &stream, &error);
+    if (r == 0)
+        r = use_channel(client, 1, stream);
+    if (stream)
+        caid_stream_destroy(client, stream, NULL);
+    return r;
+}
+
 static int
 use_two_clients(const struct daemon *daemon, struct caid_client *client)
 {
@@ -333,6 +404,8 @@ scenario(const struct daemon *daemon)
     r = use_arrays(client);
     if (r == 0)
         r = use_two_clients(daemon, client);
+    if (r == 0)
+        r = use_channels(client);
     caid_client_close(client);
     return r;
 }
@@ -357,6 +430,8 @@ CLIENT_TEST(nomem, at_every_place)
     do {
         error = (struct caid_error){0};
         snprintf(own_name, sizeof(own_name), "x%d", n);
+        for (int i = 0; i < 2; i++)
+            snprintf(channel_name[i], sizeof(channel_name[i]), "x%d-%s", n, channel_modes[i]);
         struct caid_array *own = make_bytes(witness, own_name, 64);
         nomem_countdown = n + 1;
         int r = scenario(&daemon);
@@ -370,6 +445,9 @@ CLIENT_TEST(nomem, at_every_place)
         wait_until_alone(witness);
         caid_array_close(own);
         assert_ok(caid_unlink(witness, own_name, NULL, &error));
+        for (int i = 0; i < 2; i++)
+            if (caid_unlink(witness, channel_name[i], NULL, &error) < 0)
+                cr_assert_eq(error.code, CAID_ERR_NOT_FOUND);
         wait_for_leases(witness, 1);
         cr_assert_lt(++n, 1000);
     } while (reached);
