@@ -21,7 +21,7 @@ from typing import Callable, NamedTuple
 
 import numpy
 import pytest
-from conftest import PATIENCE_S, Held, at_last, forked, in_a_thread, refuses, run_async, softcuda, wait_until
+from conftest import PATIENCE_S, Held, at_last, forked, in_a_thread, in_threads, refuses, run_async, softcuda, wait_until
 from restarts import Restarts
 
 import caid
@@ -430,7 +430,95 @@ def test_what_may_be_the_gpus_is_registered(soft, client, other, use):
             assert n_registered() != before
 
 
+class Given:
+    """What a library makes of an array that it gets by the CUDA Array Interface."""
+
+    def __init__(self, frame, stream, readonly):
+        given = frame.__cuda_array_interface__
+        assert (given["shape"], given["typestr"], given["stream"]) == (SHAPE, "<i4", stream.number)
+        (self.ptr, told), self.nbytes = given["data"], numpy.empty(SHAPE, "<i4").nbytes
+        assert told == readonly
+
+
+def test_libraries_use_frames_on_their_streams(memops, client, other, streams):
+    s, t = streams
+    out = caid.pinned_array(SHAPE, "<i4", client=other)
+    out[:] = 0
+    with made(client, other, mode="fifo", slots=2) as (ch, r):
+        s.hold_up()
+        with ch.put(s.number) as frame:
+            s.fill(Given(frame, s, False), 5)
+        with r.get(t.number, PATIENCE_S) as frame:
+            t.read(Given(frame, t, True), out)
+        assert not out.any()
+        s.gate.set()
+        t.synchronize()
+        assert (out == 0x05050505).all()
+
+
+# --- threads ----------------------------------------------------------------------------------
+
+
+def test_threads_get_each_frame_of_a_fifo_once(client, other):
+    seen = []
+    with made(client, other, depth=12, slots=13, mode="fifo", memory="pinned") as (ch, r):
+
+        def work(i):
+            for value in range(12 if i == 0 else 4):
+                put(ch, value + 1) if i == 0 else seen.append(got(r))
+
+        in_threads(4, work)
+    assert sorted(seen) == [(i, 0, i) for i in range(1, 13)]
+
+
+def test_threads_get_no_frame_of_a_latest_twice(client, other):
+    n, seen = 300, []
+    with made(client, other, depth=2, memory="pinned") as (ch, r):
+
+        def work(i):
+            if i > 0:
+                for frame in r:
+                    seen.append((frame.sequence, value_of(frame)))
+                return
+            for value in range(n):
+                put(ch, value + 1)
+            wait_until(lambda: (n, n) in seen)
+            r.close()
+
+        in_threads(3, work)
+    assert len(set(seen)) == len(seen) and all(sequence == value for sequence, value in seen)
+
+
 # --- asyncio ----------------------------------------------------------------------------------
+
+
+def test_a_task_that_is_cancelled_ends_its_frame(fifo):
+    ch, r = fifo
+    seen = []
+
+    async def read():
+        async for frame in r:
+            seen.append(frame)
+            await asyncio.Event().wait()
+
+    async def main():
+        for i in range(1, 4):
+            put(ch, i)
+            task = asyncio.ensure_future(read())
+            while len(seen) < i:
+                await asyncio.sleep(0)
+            assert seen[-1].is_open
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not seen[-1].is_open
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(read(), 0.01)  # there is none
+        put(ch, 4)
+        assert got(r)[0] == 4
+
+    run_async(main())
+    assert [frame.sequence for frame in seen] == [1, 2, 3]
 
 
 def test_frames_that_are_there_leave_other_tasks_a_turn(latest):
@@ -549,6 +637,26 @@ def test_a_close_ends_waits(other, daemon, end):
             r.get()
         put_one = ch.put(timeout=PATIENCE_S)
         put_one.end()
+    other.unlink("frames")
+
+
+@pytest.mark.parametrize("end", ["channel", "client"])
+def test_a_close_ends_a_put_that_waits(other, daemon, end):
+    with daemon.connect() as c:
+        ch = c.channel("frames", SHAPE, "<i4", mode="fifo", slots=2, memory="pinned")
+        with other.open_channel("frames") as r:
+            put(ch, 1), put(ch, 2)
+
+            def wait():
+                with pytest.raises((caid.CancelledError, caid.ClosedError)):
+                    ch.put()
+
+            thread, ended = in_a_thread(wait)
+            assert not ended
+            (ch if end == "channel" else c).close()
+            thread.join(PATIENCE_S)
+            assert ended == [None] and ch.closed
+            assert [got(r), got(r)] == [(1, 0, 1), (2, 0, 2)]
     other.unlink("frames")
 
 
