@@ -84,25 +84,15 @@ find_fences(struct caid_channel *channel, struct fence fences[CHANNEL_READERS_MA
     return n;
 }
 
-static int
-fail_slow(const struct caid_channel *channel, int r, struct caid_error *error)
-{
-    if (r != -ETIMEDOUT)
-        return r;
-    return fail(error, CAID_ERR_TIMEOUT,
-                "channel \"%s\": a reader did not let go of a frame in time",
-                channel_name(channel));
-}
-
 /* A reader's page that says more than can be says that it has let go, too: that harms itself alone,
- * and no fence is needed. */
-static bool
-is_over(int r, const struct fence *fences, size_t n, uint64_t deadline_ns)
+ * and no fence is needed. Then -EAGAIN, or -ETIMEDOUT at the deadline, in place of r. */
+static int
+excuse(int r, const struct fence *fences, size_t n, uint64_t deadline_ns)
 {
     for (size_t i = 0; r == -EPROTO && i < n; i++)
         if (atomic_load(&fences[i].page->slots[fences[i].slot].done) >= fences[i].value)
-            return clock_now_ns() < deadline_ns;
-    return false;
+            r = clock_now_ns() < deadline_ns ? -EAGAIN : -ETIMEDOUT;
+    return r;
 }
 
 /* Waits on the host until all readers have submitted what the frame waits for. */
@@ -123,10 +113,10 @@ wait_for_readers(struct caid_channel *channel, struct fence fences[CHANNEL_READE
         }
         r = channel_sleep(channel->client, &channel->core.table->waits, &fences[0], deadline_ns,
                           error);
-        bool again = is_over(r, fences, 1, deadline_ns);
+        r = excuse(r, fences, 1, deadline_ns);
         fence_drop(&fences[0]);
-        if (r < 0 && !again)
-            return fail_slow(channel, r, error);
+        if (r < 0 && r != -EAGAIN)
+            return r;
     }
 }
 
@@ -135,7 +125,6 @@ follow_readers(struct caid_channel *channel, struct lane *lane, uint64_t deadlin
                struct caid_error *error)
 {
     struct fence fences[CHANNEL_READERS_MAX];
-    bool again;
     size_t n;
     int r;
 
@@ -143,13 +132,15 @@ follow_readers(struct caid_channel *channel, struct lane *lane, uint64_t deadlin
         n = 0;
         r = wait_for_readers(channel, fences, &n, deadline_ns, error);
         if (r == 0)
-            r = fail_slow(channel,
-                          lane_wait(channel->client, lane, fences, n, deadline_ns, error),
-                          error);
-        again = is_over(r, fences, n, deadline_ns);
+            r = excuse(lane_wait(channel->client, lane, fences, n, deadline_ns, error), fences,
+                       n, deadline_ns);
         while (n > 0)
             fence_drop(&fences[--n]);
-    } while (again);
+    } while (r == -EAGAIN);
+    if (r == -ETIMEDOUT)
+        return fail(error, CAID_ERR_TIMEOUT,
+                    "channel \"%s\": a reader did not let go of a frame in time",
+                    channel_name(channel));
     return r < 0 ? r : 0;
 }
 
