@@ -8,11 +8,14 @@
 #include "device.h"
 #include "state.h"
 
+/* Exported ones come last: they serve no array, and are freed with the others. */
 static int
 spare_compare(const struct block *a, const struct block *b)
 {
-    int c = CMP(a->device, b->device);
+    int c = CMP(a->exported, b->exported);
 
+    if (!c)
+        c = CMP(a->device, b->device);
     if (!c)
         c = CMP(a->kind, b->kind);
     if (!c)
@@ -254,11 +257,10 @@ block_live(struct block *block, const struct core_alloc_result *result)
 void
 block_spare(struct core *core, struct block *block)
 {
-    if (block->exported)
-        return;
     RB_INSERT(spares, &block->pool->spares, block);
     block->spared = true;
-    block_zone(core, block)->spare += block->size;
+    if (!block->exported)
+        block_zone(core, block)->spare += block->size;
 }
 
 void
@@ -268,7 +270,8 @@ block_unspare(struct core *core, struct block *block)
         return;
     RB_REMOVE(spares, &block->pool->spares, block);
     block->spared = false;
-    block_zone(core, block)->spare -= block->size;
+    if (!block->exported)
+        block_zone(core, block)->spare -= block->size;
 }
 
 struct block *
@@ -278,8 +281,8 @@ block_find_spare(const struct core *core, const struct array *array)
     struct block key = {.device = array->device, .kind = array->kind, .size = needed};
     struct block *block = RB_NFIND(spares, &array->pool->spares, &key);
 
-    if (!block || block->device != array->device || block->kind != array->kind ||
-        block->size > needed + needed / 8)
+    if (!block || block->exported || block->device != array->device ||
+        block->kind != array->kind || block->size > needed + needed / 8)
         return NULL;
     return block;
 }

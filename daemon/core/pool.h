@@ -67,7 +67,7 @@ struct pool {
     struct set *drop_next;        /* of these, that a search has not come to; or NULL */
     struct nameless nameless;     /* arrays without a name that are not pending */
     struct blocks blocks;         /* all that it is charged for */
-    struct spares spares;         /* spare blocks, by device, kind and size */
+    struct spares spares;         /* spare blocks, by exported, device, kind and size */
     struct block_list reserved;   /* reserved blocks that are not doomed, oldest first */
     uint64_t n_drops;             /* of its sets, ever */
     struct lingering lingering;

@@ -103,6 +103,18 @@ def test_pending_memory_serves_nobody_else(tmp_path, soft):
             c.flush()
 
 
+def test_pending_memory_makes_room_in_its_pool(tmp_path, soft):
+    """Where the quota is reached, what is in the queue goes, whether it was exported or not."""
+    with caid.LocalDaemon(config="[memory]\nmax_pending_age = 60m\n[user-pools]\nquota = 2M\n") as d, d.connect() as c:
+        x = c.empty(4, "<i4", exclusive=True)
+        export(x)
+        available = c.memory_info().available
+        x.close()
+        wait_until(lambda: c.status().pending == 1)
+        assert c.memory_info().available == available, "it would serve another array"
+        c.empty(4, "<i4", exclusive=True).close()
+
+
 def test_contents_are_seen_through_it(client, soft):
     if not os.path.exists("/dev/udmabuf"):
         pytest.skip("the kernel has no /dev/udmabuf")
