@@ -20,7 +20,10 @@ check(const struct caid_array *array, struct caid_error *error)
     if (array->info.readonly)
         return fail(error, CAID_ERR_READ_ONLY,
                     "the array was opened \"r\", and a dma-buf can be written");
-    return 0;
+    int r = client_check_awake(array->client, error);
+    return r == 0 && !caid_array_is_mapped(array)
+               ? fail(error, CAID_ERR_INVALID, "the array is unmapped: map it first")
+               : r;
 }
 
 static int
@@ -48,10 +51,9 @@ static int export(const struct caid_array *array, int *ret_fd, struct caid_error
     if (r < 0)
         return r;
     pthread_mutex_lock(&block->lock);
-    if (map->parked)
-        r = fail(error, CAID_ERR_INVALID, "the array is unmapped: map it first");
-    else if ((r = DRV_CALL(drv, &cause, cuMemGetHandleForAddressRange, &fd, map->ptr, map->size,
-                           CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0)) < 0)
+    r = DRV_CALL(drv, &cause, cuMemGetHandleForAddressRange, &fd, map->ptr, map->size,
+                 CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+    if (r < 0)
         r = fail_export(array, r, &cause, error);
     pthread_mutex_unlock(&block->lock);
     gpu_pop(drv);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mappings that a program keeps beyond its leases. */
+/* Mappings that a program keeps beyond its leases; dma-bufs, which are kept beyond all. */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -161,6 +162,69 @@ MAPPED_TEST(a_child_leaves_the_parents_alone)
     cr_assert_eq(ptr_of(array), ptr);
     caid_mapping_release(mapping);
     caid_array_close(array);
+}
+
+/* ---- dma-bufs ---- */
+
+static int
+see_exported(const struct caid_details *details, void *ret)
+{
+    *(bool *)ret = details->exported;
+    return 0;
+}
+
+static bool
+is_exported(const char *name)
+{
+    bool exported = false;
+
+    assert_ok(caid_show(f.client, name, NULL, see_exported, &exported, &error));
+    return exported;
+}
+
+static void
+assert_no_dmabuf(struct caid_array *array, int32_t code)
+{
+    uint64_t offset = 7;
+    int fd = -7;
+
+    assert_failed(caid_array_dmabuf(array, &fd, &offset, &error), code);
+    cr_assert_eq(fd, -7);
+    cr_assert_eq(offset, 7);
+}
+
+MAPPED_TEST(the_daemon_is_told_of_a_dmabuf_that_can_be_made)
+{
+    OWNED struct caid_array *array = make_bytes(f.client, "x", SIZE),
+                            *small = make_bytes(f.client, "small", 1),
+                            *reader = must_open("x", "r");
+    uint64_t offset = 7;
+    int fd = -1;
+
+    assert_no_dmabuf(NULL, CAID_ERR_INVALID);
+    assert_failed(caid_array_dmabuf(array, NULL, &offset, &error), CAID_ERR_INVALID);
+    assert_failed(caid_array_dmabuf(array, &fd, NULL, &error), CAID_ERR_INVALID);
+    assert_no_dmabuf(small, CAID_ERR_INVALID);
+    assert_no_dmabuf(reader, CAID_ERR_READ_ONLY);
+    caid_array_close(TAKE_PTR(reader));
+    assert_ok(caid_unmap_many(&array, 1, &error));
+    assert_no_dmabuf(array, CAID_ERR_INVALID);
+    assert_ok(caid_map_many(&array, 1, &error));
+    assert_ok(caid_client_suspend(f.client, 0, &error));
+    assert_no_dmabuf(array, CAID_ERR_NOT_READY);
+    assert_ok(caid_client_resume(f.client, NULL, NULL, &error));
+    cr_assert(!is_exported("x") && !is_exported("small"));
+
+    int r = caid_array_dmabuf(array, &fd, &offset, &error);
+    cr_assert(is_exported("x"));
+    if (r < 0) {
+        cr_assert_eq(error.code, CAID_ERR_UNSUPPORTED, "%s", error.message);
+        return;
+    }
+    cr_assert_eq(offset, 0);
+    cr_assert_eq(lseek(fd, 0, SEEK_END), SIZE);
+    cr_assert(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+    close(fd);
 }
 
 /* ---- a client that is suspended ---- */

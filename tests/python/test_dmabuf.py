@@ -140,10 +140,10 @@ class Lease:
         return fd, 64
 
 
-def made():
+def made(shape=(3, 2)):
     lease = Lease()
     element = caid._base._typestr.element_of("<i4", 4, None)
-    d = _dmabuf.make(lease, _layout.Layout(lease.ptr + 16, (3, 2), (16, 4), element, False))
+    d = _dmabuf.make(lease, _layout.Layout(lease.ptr + 16, shape, (16, 4), element, False))
     return d, lease.pipe
 
 
@@ -180,6 +180,13 @@ def test_it_owns_its_fd(end):
     del d
     gc.collect()
     assert has_ended(pipe)
+    os.close(pipe)
+
+
+def test_of_no_elements_there_are_no_bytes():
+    d, pipe = made((0, 2))
+    assert (d.offset, d.nbytes) == (80, 0)
+    d.close()
     os.close(pipe)
 
 

@@ -705,6 +705,7 @@ int caid_client_resume(struct caid_client *client,
  * other array any more, goes to the driver when this one ends, and is not charged from then on.
  * CAID_ERR_INVALID: the array shares its block with others (it is small, and was made without
  * CAID_ARRAY_EXCLUSIVE), lies in another one's memory, or is unmapped. CAID_ERR_READ_ONLY.
+ * CAID_ERR_NOT_READY: the client is suspended.
  * CAID_ERR_UNSUPPORTED: no memory of a device; the driver makes none, which the message says. */
 int caid_array_dmabuf(struct caid_array *array, int *ret_fd, uint64_t *ret_offset,
                       struct caid_error *error);

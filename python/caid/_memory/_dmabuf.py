@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from .._base import _geometry
 from .._base._errors import closed as closed_error
 
 
@@ -72,8 +73,8 @@ def make(lease, layout) -> DmaBuf:
     """The DmaBuf of a lease, for the elements of a layout in it."""
     self = object.__new__(DmaBuf)
     self._fd = -1
-    ((start, end),) = layout.spans()
+    low, high = _geometry.extent(layout.shape, layout.strides, layout.element.itemsize)
     self._fd, offset = lease._dmabuf()
-    self.offset = offset + start - lease.ptr
-    self.nbytes = end - start
+    self.offset = offset + layout.ptr + low - lease.ptr
+    self.nbytes = high - low
     return self
