@@ -26,6 +26,7 @@
 #include "memory/array.h"
 #include "memory/block.h"
 #include "memory/lease.h"
+#include "session/call.h"
 #include "session/client.h"
 #include "session/interrupt.h"
 
@@ -85,7 +86,7 @@ check_free(struct caid_client *client, struct caid_error *error)
             return fail(error, CAID_ERR_INVALID, "timeline \"%s\" is this client's own",
                         page->timeline);
     LIST_FOREACH(array, &client->leases->arrays, of_leases)
-        if (array->block && array->block->kind == BLOCK_LEGACY)
+        if (!array->closed && array->block && array->block->kind == BLOCK_LEGACY)
             return fail(error, CAID_ERR_UNSUPPORTED,
                         "array \"%s\" is legacy memory, which has no fixed address",
                         name_of(array));
@@ -124,11 +125,28 @@ wait_for_work(struct caid_client *client, uint64_t deadline_ns, struct caid_erro
 
 /* ---- suspend ---- */
 
+/* Whether it will send blocks again: nothing that is given back could be mapped without that. There
+ * is no block 0. */
+static int
+check_daemon(struct caid_client *client, struct caid_error *error)
+{
+    const struct msg_block_params params = {.block = 0};
+    struct caid_error why = {0};
+
+    int r = call_ask(client, MSG_BLOCK, &params, &why);
+    if (why.code == CAID_ERR_UNKNOWN_METHOD)
+        return fail(error, CAID_ERR_UNKNOWN_METHOD,
+                    "%s: the daemon is too old for a client to be suspended", client->socket);
+    return r < 0 && why.code != CAID_ERR_NOT_FOUND ? fail_again(error, &why) : 0;
+}
+
 /* Not under the lock. */
 static int
 give_back(struct caid_client *client, uint64_t deadline_ns, struct caid_error *error)
 {
-    int r = wait_for_work(client, deadline_ns, error);
+    int r = check_daemon(client, error);
+    if (r == 0)
+        r = wait_for_work(client, deadline_ns, error);
     if (r < 0)
         return r;
     pthread_mutex_lock(&client->gpu.lock);
@@ -150,14 +168,14 @@ caid_client_suspend(struct caid_client *client, uint64_t timeout_ns, struct caid
     if (r < 0)
         return r;
     r = check_free(client, error);
+    bool awake = r < 0;
     if (r == 0) {
         pthread_mutex_unlock(&client->lock);
         r = give_back(client, deadline_ns, error);
-        if (r < 0)
-            blocks_resume(client, NULL);
+        awake = r < 0 && blocks_resume(client, NULL) == 0;
         pthread_mutex_lock(&client->lock);
     }
-    change_end(client, r < 0 ? CLIENT_AWAKE : CLIENT_SUSPENDED);
+    change_end(client, awake ? CLIENT_AWAKE : CLIENT_SUSPENDED);
     return r;
 }
 

@@ -365,6 +365,7 @@ close_later(struct caid_array *array)
 
     array->reaped.nbytes = array->info.nbytes;
     pthread_mutex_lock(&client->lock);
+    array->closed = true;
     bool added = reaper_add(client, &array->reaped);
     pthread_mutex_unlock(&client->lock);
     if (added)

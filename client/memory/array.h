@@ -49,6 +49,7 @@ struct caid_array {
     const struct caid_array_info *_Atomic current;
 
     /* After the close (drain.h). */
+    bool closed; /* under the client's lock */
     struct reaped reaped;
     struct caid_array
         *closed_with; /* whose leases end with this one; under the client's lock */

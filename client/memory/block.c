@@ -13,6 +13,7 @@
 #include "reservation.h"
 #include "session/client.h"
 #include "session/feature.h"
+#include "session/interrupt.h"
 
 /* An idle block up to IDLE_BLOCK (those that small arrays share) stays mapped for IDLE_NS, all
  * together up to IDLE_BYTES. */
@@ -325,6 +326,7 @@ block_park(struct caid_client *client, struct block *block, struct caid_error *e
     pthread_mutex_lock(&block->lock);
     for (size_t i = 0; r == 0 && i < ARRAY_SIZE(block->maps); i++) {
         struct block_map *map = &block->maps[i];
+        map->suspended = false; /* blocks_resume() is not to map it */
         if (!map->vmm.ptr || map->vmm.parked)
             continue;
         r = vmm_map_park(client->gpu.drv, &map->vmm, &cause);
@@ -557,6 +559,49 @@ block_map(struct caid_client *client, struct block *block, enum vmm_mode mode, u
     return r;
 }
 
+/* ---- unmapping ---- */
+
+/* A range that is still registered must not be unmapped: the driver would take the next mapping
+ * there for registered memory. Its addresses are lost instead. */
+static void
+unmap_pinned(const struct drv *drv, struct pinned_map *map, bool is_gone)
+{
+    CUresult result = pinned_map_free(drv, map);
+
+    if (result != CUDA_SUCCESS && (is_gone || gpu_is_dead(result)))
+        pinned_map_drop(map);
+    *map = (struct pinned_map){0};
+}
+
+/* Failures are not reported: the driver may return an earlier launch's error here, and the memory
+ * is released either way. Under block->lock, or when nobody else has the block. */
+static void
+unmap(struct caid_client *client, struct block *block)
+{
+    const struct drv *drv = client->gpu.drv;
+    const struct drv *pushed = NULL;
+    struct caid_error why = {0};
+
+    if (block->kind != BLOCK_DEVICE &&
+        (block->legacy || block->maps[0].pinned.registered || block->maps[1].pinned.registered))
+        gpu_push_place(client, block->place, &pushed, &why);
+    for (size_t i = 0; i < ARRAY_SIZE(block->maps); i++) {
+        struct block_map *map = &block->maps[i];
+        if (map->vmm.ptr)
+            vmm_map_free(drv, &map->vmm);
+        reservation_unref(TAKE_PTR(map->in));
+        if (map->pinned.host)
+            unmap_pinned(drv, &map->pinned, gpu_is_gone((CUresult)why.cuda_result));
+        map->places = 0;
+        map->parked = map->suspended = false;
+    }
+    if (block->legacy)
+        legacy_map_free(drv, block->legacy);
+    block->legacy = 0;
+    if (pushed)
+        gpu_pop(pushed);
+}
+
 /* ---- a client that is suspended ---- */
 
 static int
@@ -598,6 +643,8 @@ suspend_block(struct caid_client *client, struct block *block, struct caid_error
 {
     int r = 0;
 
+    if (block->kind == BLOCK_LEGACY) /* it is idle, or its arrays are closed */
+        unmap(client, block);
     for (size_t i = 0; r == 0 && i < ARRAY_SIZE(block->maps); i++)
         r = suspend_map(client, block, &block->maps[i], error);
     if (r == 0 && block->imported) {
@@ -675,6 +722,23 @@ visit_blocks(struct caid_client *client,
     return r;
 }
 
+/* Blocks that were forgotten before have their handles until they are freed. */
+static int
+wait_for_freeing(struct caid_client *client, struct caid_error *error)
+{
+    struct pauses pauses = {0};
+    bool freeing;
+    int r;
+
+    do {
+        r = interrupt_pause(client, &pauses, UINT64_MAX, error);
+        pthread_mutex_lock(&client->lock);
+        freeing = client->blocks->n_freeing > 0;
+        pthread_mutex_unlock(&client->lock);
+    } while (r == 0 && freeing);
+    return r;
+}
+
 int
 blocks_suspend(struct caid_client *client, struct caid_error *error)
 {
@@ -683,7 +747,7 @@ blocks_suspend(struct caid_client *client, struct caid_error *error)
     if (r == 0)
         r = visit_blocks(client, suspend_block, error);
     pthread_rwlock_unlock(&client->blocks->addresses);
-    return r;
+    return r < 0 ? r : wait_for_freeing(client, error);
 }
 
 int
@@ -693,47 +757,6 @@ blocks_resume(struct caid_client *client, struct caid_error *error)
 }
 
 /* ---- idle blocks ---- */
-
-/* A range that is still registered must not be unmapped: the driver would take the next mapping
- * there for registered memory. Its addresses are lost instead. */
-static void
-unmap_pinned(const struct drv *drv, struct pinned_map *map, bool is_gone)
-{
-    CUresult result = pinned_map_free(drv, map);
-
-    if (result != CUDA_SUCCESS && (is_gone || gpu_is_dead(result)))
-        pinned_map_drop(map);
-    *map = (struct pinned_map){0};
-}
-
-/* Failures are not reported: the driver may return an earlier launch's error here, and the memory
- * is released either way. Under block->lock, or when nobody else has the block. */
-static void
-unmap(struct caid_client *client, struct block *block)
-{
-    const struct drv *drv = client->gpu.drv;
-    const struct drv *pushed = NULL;
-    struct caid_error why = {0};
-
-    if (block->kind != BLOCK_DEVICE &&
-        (block->legacy || block->maps[0].pinned.registered || block->maps[1].pinned.registered))
-        gpu_push_place(client, block->place, &pushed, &why);
-    for (size_t i = 0; i < ARRAY_SIZE(block->maps); i++) {
-        struct block_map *map = &block->maps[i];
-        if (map->vmm.ptr)
-            vmm_map_free(drv, &map->vmm);
-        reservation_unref(TAKE_PTR(map->in));
-        if (map->pinned.host)
-            unmap_pinned(drv, &map->pinned, gpu_is_gone((CUresult)why.cuda_result));
-        map->places = 0;
-        map->parked = map->suspended = false;
-    }
-    if (block->legacy)
-        legacy_map_free(drv, block->legacy);
-    block->legacy = 0;
-    if (pushed)
-        gpu_pop(pushed);
-}
 
 static void
 block_free(struct caid_client *client, struct block *block)

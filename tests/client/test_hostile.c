@@ -812,6 +812,26 @@ script_too_small(struct fake *fake)
     fake_drain(fake);
 }
 
+static void
+script_without_blocks(struct fake *fake)
+{
+    fake_request(fake);
+    fake_error(fake, PROTO_ERR_UNKNOWN_METHOD, "block", 0);
+    fake_go_on(fake);
+}
+
+CLIENT_TEST(hostile, a_daemon_that_is_too_old_to_suspend)
+{
+    struct fake fake;
+
+    struct caid_client *client = fake_start(&fake, script_without_blocks, NULL);
+    assert_failed(caid_client_suspend(client, 0, &error), CAID_ERR_UNKNOWN_METHOD);
+    cr_assert(strstr(error.message, "too old"), "%s", error.message);
+    assert_failed(caid_client_resume(client, NULL, NULL, &error), CAID_ERR_INVALID);
+    assert_ok(caid_client_ping(client, &error));
+    fake_stop(&fake);
+}
+
 CLIENT_TEST(hostile, pinned_memory_that_is_not_safe)
 {
     void (*const scripts[])(struct fake *) = {script_unsealed, script_too_small};

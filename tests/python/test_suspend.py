@@ -255,6 +255,34 @@ def test_what_was_unmapped_stays_so(client):
         assert a.ptr == there and values([a]) == [{1}]
 
 
+def test_what_is_unmapped_meanwhile_stays_so(client):
+    with client.full(N, 1, "<i4") as a:
+        client.publish_many("s/", {"a": a})
+    with client.open_set("s/") as s:
+        a = s["a"]
+        with suspended(client):
+            s.unmap()
+        with refuses(caid.ClosedError, match="unmapped"):
+            a.ptr  # noqa: B018
+        s.map()
+        assert values([a]) == [{1}]
+
+
+def test_what_was_closed_is_not_in_the_way(client):
+    """Legacy memory, which stays open for a while; and a handle that another thread is giving back."""
+    client.full(N, 1, "<i4", memory="legacy").close()
+    with suspended(client):
+        assert checkpoint() == 0
+    large = client.full(100 * MIB, 1, "|u1")
+    softcuda("reset")
+    softcuda("fail cuMemRelease@1=delay:200000")
+    large.close()
+    wait_until(lambda: softcuda("calls cuMemRelease") != "0\n")
+    with suspended(client):
+        assert checkpoint() == 0
+    softcuda("clear")
+
+
 @pytest.mark.parametrize("call", ["cuMemUnmap", "cuMemHostUnregister"])
 def test_after_a_failure_it_is_as_before(client, arrays, call):
     there = [a.ptr for a in arrays]
@@ -265,6 +293,19 @@ def test_after_a_failure_it_is_as_before(client, arrays, call):
             client.resume()
         softcuda("clear")
         assert [a.ptr for a in arrays] == there and values(arrays) == [{0}, {1}, {2}]
+
+
+def test_after_two_failures_it_is_suspended(client, arrays):
+    """The second one: that it cannot be as before."""
+    there = [a.ptr for a in arrays]
+    softcuda("fail cuMemHostUnregister@1=CUDA_ERROR_UNKNOWN,cuMemMap@1=CUDA_ERROR_OUT_OF_MEMORY")
+    with pytest.raises(caid.DriverError):
+        client.suspend()
+    softcuda("clear")
+    with pytest.raises(caid.NotReadyError, match="suspended"):
+        client.open("device")
+    assert client.resume() == []
+    assert [a.ptr for a in arrays] == there and values(arrays) == [{0}, {1}, {2}]
 
 
 @pytest.mark.parametrize("call", ["cuMemMap", "cuMemSetAccess", "cuMemHostRegister", "cuMemImportFromShareableHandle"])

@@ -682,9 +682,10 @@ int caid_exchange(struct caid_client *client, struct caid_array *const *old, siz
  *
  * CAID_ERR_INVALID, and the text names it: a bracket is not over, a channel or a timeline that this
  * client has made is open, or a stream captures a graph. CAID_ERR_UNSUPPORTED: an array is legacy
- * memory. CAID_ERR_TIMEOUT: after timeout_ns (or CAID_FOREVER) a stream still waits for another
- * process, or has a signal yet to store. Other work is waited for without a limit. After a failure
- * the client is as before, but that an array whose memory cannot be mapped again is unmapped. */
+ * memory. CAID_ERR_UNKNOWN_METHOD: the daemon is too old. CAID_ERR_TIMEOUT: after timeout_ns (or
+ * CAID_FOREVER) a stream still waits for another process, or has a signal yet to store. Other work
+ * is waited for without a limit. After a failure the client is as before; if its arrays cannot be
+ * mapped again, it is suspended, and caid_client_resume() tries once more. */
 int caid_client_suspend(struct caid_client *client, uint64_t timeout_ns,
                         struct caid_error *error);
 /* Maps the arrays again at their addresses: pointers, tensors and CUDA graphs are good as before.
