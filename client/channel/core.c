@@ -152,51 +152,85 @@ candidate(const struct core_view *view, bool host)
     return channel_load(&view->table->landed);
 }
 
-static bool
-has_ended(const struct core_view *view)
-{
-    return channel_load(&view->table->closed) ||
-           channel_load(&view->slot->done) >= TIMELINE_DEAD;
-}
-
 /* A word of a slot that is none is none. */
 static bool
-is_newer(const struct core_view *view, uint64_t word, uint64_t seen)
+is_there(const struct core_view *view, uint64_t word, uint64_t next)
 {
-    return channel_sequence(word) > seen && channel_slot(word) < view->n_slots;
+    return channel_sequence(word) >= next && channel_slot(word) < view->n_slots;
 }
 
-uint64_t
-core_newer(const struct core_view *view, bool host, uint64_t seen)
+/* One that is dead closes no more. */
+static bool
+has_closed(const struct core_view *view)
 {
-    uint64_t word = candidate(view, host);
-
-    return is_newer(view, word, seen) ? word : 0;
+    return channel_load(&view->table->closed);
 }
 
-enum core_look
-core_announce(const struct core_view *view, struct channel_announcement *a, bool host,
-              uint64_t seen, uint64_t *ret)
+static enum core_step
+next_of_latest(const struct core_view *view, bool host, uint64_t next, uint64_t *ret_wanted)
 {
+    uint64_t submitted = channel_load(&view->slot->submitted);
+    bool closed = has_closed(view); /* nothing is put after that */
     uint64_t word = candidate(view, host);
 
-    for (int i = 0; i < LOOKS && is_newer(view, word, seen); i++) {
+    *ret_wanted = submitted + 1;
+    if (submitted >= TIMELINE_DEAD && !closed)
+        return CORE_DEAD;
+    if (is_there(view, word, next))
+        return channel_sequence(word) > submitted ? CORE_NOTHING
+               : closed                           ? CORE_LAST
+                                                  : CORE_GOT;
+    if (host && channel_sequence(channel_load(&view->table->newest)) >= next)
+        return CORE_COMES;
+    return closed ? CORE_CLOSED : CORE_NOTHING;
+}
+
+static enum core_step
+next_of_fifo(const struct core_view *view, bool host, uint64_t next, uint64_t *ret_wanted)
+{
+    bool closed = has_closed(view); /* nothing is put after that */
+    uint64_t last = channel_load(host ? &view->slot->done : &view->slot->submitted);
+    bool dead = last >= TIMELINE_DEAD;
+
+    *ret_wanted = next;
+    if (next <= (dead ? channel_load(&view->slot->landed) : last))
+        return CORE_GOT;
+    if (dead)
+        return has_closed(view) ? CORE_CLOSED : CORE_DEAD;
+    if (host && next <= channel_load(&view->slot->submitted))
+        return CORE_COMES;
+    return closed ? CORE_CLOSED : CORE_NOTHING;
+}
+
+enum core_step
+core_next(const struct core_view *view, bool host, uint64_t next, uint64_t *ret_wanted)
+{
+    if (!view->slot)
+        return CORE_CLOSED;
+    return (view->latest ? next_of_latest : next_of_fifo)(view, host, next, ret_wanted);
+}
+
+enum core_step
+core_secure(const struct core_view *view, struct channel_announcement *a, bool host,
+            uint64_t next, uint64_t *ret)
+{
+    uint64_t word = candidate(view, host), announced = 0;
+
+    for (int i = 0; i < LOOKS && word != announced && is_there(view, word, next); i++) {
         channel_store(&a->word, word);
-        uint64_t again = candidate(view, host);
-        if (again == word) {
-            *ret = word;
-            return has_ended(view) ? CORE_ENDED : CORE_SECURED;
-        }
-        word = again;
+        announced = word;
+        word = candidate(view, host);
     }
-    core_retract(a);
-    return is_newer(view, word, seen) ? CORE_MOVED : CORE_NONE;
-}
-
-void
-core_retract(struct channel_announcement *a)
-{
-    channel_store_release(&a->word, 0);
+    if (word != announced || !word)
+        return CORE_COMES;
+    uint64_t submitted = channel_load(&view->slot->submitted);
+    bool closed = has_closed(view);
+    if (submitted >= TIMELINE_DEAD && !closed)
+        return CORE_DEAD;
+    if (submitted < channel_sequence(word))
+        return CORE_COMES;
+    *ret = word;
+    return closed ? CORE_LAST : CORE_GOT;
 }
 
 bool

@@ -3,11 +3,10 @@
  * The protocol of channels, without what surrounds it: no client, no driver, no waiting. All that
  * it knows of other processes are words that they write (proto/channel.h). Loads, and the three
  * stores whose order counts (an announcement, the newest, the landed), are sequentially consistent.
- * A retraction is a release, since it comes after what was read. All other stores are relaxed: they
- * are seen with the next one of those, or with the value of slot 0, which the caller stores by
- * release. No fences. One test compiles it with loads and stores of its own, and goes through all
- * orders that processors with store buffers, streams and deaths can bring about; another one holds
- * it against ThreadSanitizer (tests/channel).
+ * All other stores are relaxed: they are seen with the next one of those, or with the value of slot
+ * 0, which the caller stores by release. No fences. One test compiles it with loads and stores of
+ * its own, and goes through all orders that processors with store buffers, streams and deaths can
+ * bring about; another one holds it against ThreadSanitizer (tests/channel).
  *
  * latest. What a reader has secured, no producer fills. A reader announces a word, and then looks
  * whether that is still the newest (or, for the host, the landed) one of a living producer. If it
@@ -39,8 +38,6 @@
 #else
 #    define channel_load(p)         atomic_load(p)
 #    define channel_store(p, value) atomic_store((p), (value))
-#    define channel_store_release(p, value) \
-        atomic_store_explicit((p), (value), memory_order_release)
 #    define channel_store_relaxed(p, value) \
         atomic_store_explicit((p), (value), memory_order_relaxed)
 #endif
@@ -98,26 +95,29 @@ void core_commit(struct core_producer *producer, uint32_t slot, uint64_t sequenc
 
 /* A reader's view of a producer, which writes what it likes. */
 struct core_view {
-    const struct timeline_slot *slot;
+    const struct timeline_slot *slot; /* NULL: no producer is known */
     const struct channel_table *table;
     uint32_t n_slots;
+    bool latest;
 };
 
-/* latest: the word of what is newer than `seen`; on the host, and has landed. 0: nothing is. */
-uint64_t core_newer(const struct core_view *view, bool host, uint64_t seen);
-
-enum core_look {
-    CORE_NONE,    /* nothing newer */
-    CORE_SECURED, /* announced, and safe until it is let go of */
-    CORE_ENDED,   /* announced, but the producer is dead or has closed: not known to be safe */
-    CORE_MOVED,   /* it moves faster than we look: again */
+/* What a reader finds that is to get `next`, or, of a channel "latest", what is not older. */
+enum core_step {
+    CORE_GOT,     /* a frame. latest: core_secure() has secured it */
+    CORE_NOTHING, /* not before *ret_wanted is submitted, or the producer closes or dies */
+    CORE_COMES,   /* it has to land yet; or frames come faster than we look */
+    CORE_LAST,   /* latest: a frame, but the producer has closed: announced, it is not secure */
+    CORE_CLOSED, /* there is nothing more */
+    CORE_DEAD,   /* so is the producer; fifo: and there is no more that had landed */
 };
 
-/* latest: announces what is newer than `seen`; on the host, and has landed. *ret: its word, of
- * which the slot is below n_slots. But for SECURED and ENDED nothing is announced. */
-enum core_look core_announce(const struct core_view *view, struct channel_announcement *a,
-                             bool host, uint64_t seen, uint64_t *ret);
-void core_retract(struct channel_announcement *a);
+/* Takes nothing. `host`: what has landed, else what is submitted. */
+enum core_step core_next(const struct core_view *view, bool host, uint64_t next,
+                         uint64_t *ret_wanted);
+/* latest: announces what core_next() has found, or what is newer by now. *ret: its word, of which
+ * the slot is below n_slots. An announcement stays, also of what is not got. */
+enum core_step core_secure(const struct core_view *view, struct channel_announcement *a,
+                           bool host, uint64_t next, uint64_t *ret);
 
 /* fifo: whether the put of a submitted sequence was given up, also when its slot has another frame
  * by now; but not if that one was given up, too. */

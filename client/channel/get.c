@@ -1,7 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A reader's side: it gets frames and lets go of them. */
+/*
+ * A reader gets frames. What it knows of the producer, and how far it has come, is in the channel,
+ * under its lock:
+ *
+ * view, producer  where the producer writes, and the page: of one, or none. get_begin() alone
+ *                 changes them, when it takes an answer to JOIN up.
+ * told            this producer's death has been told of: it counts as one that has closed.
+ * next            fifo: the frame to be got next; latest: the oldest that would be new. A get that
+ *                 takes a frame goes on to the one after it, and comes back if it fails.
+ * since           latest: what comes before it does not count as missed.
+ * let_go          what slot 0 of the own page was told last: place.c. fifo: below `next`.
+ * doubts          frames that were got ahead, and ended, before they were submitted.
+ * asked           what was announced before the present JOIN was made: see rejoin().
+ * places          the frames that are open: place.c.
+ *
+ * caid_channel_get() takes a place, looks until there is a frame, has the stream wait for that one,
+ * and opens the place. To look is to ask core_next() what there is, and to take that under the same
+ * lock, so that two threads never get the same frame; where there is nothing, act() does what may
+ * change that, without the lock. The thread of ready.c asks core_next(), too, and takes nothing.
+ *
+ * An announcement of a "latest" stays until the place has another one: its slot is one that the
+ * producer does not miss.
+ */
 #include <errno.h>
-#include <inttypes.h>
 #include <string.h>
 
 #include "port.h"
@@ -15,25 +36,14 @@
 /* A call of caid_channel_get(). */
 struct getting {
     struct caid_channel *channel;
-    uint32_t i; /* of its place */
+    struct place *place;
     struct lane *lane;
     bool ahead;
     uint64_t deadline_ns;
     struct pauses pauses;
-    uint64_t word; /* STEP_LAST: of the frame */
+    uint64_t word; /* of the frame that was found */
     struct caid_frame frame;
-    uint64_t before; /* channel->next before it; 0: it has none */
-};
-
-enum step {
-    STEP_GOT,
-    STEP_NOTHING, /* until `wanted` is submitted */
-    STEP_POLL,    /* it is submitted, and has to land; or it moves */
-    STEP_VOID,    /* fifo: that one was given up */
-    STEP_LAST,    /* latest: announced, but the producer has closed: to be secured */
-    STEP_DEAD,    /* the reader is to be told */
-    STEP_ENDED,   /* there is no producer, or no longer */
-    STEP_BROKEN,
+    uint64_t before; /* channel->next before it was taken; 0: it has not been */
 };
 
 static struct channel_reader *
@@ -43,9 +53,9 @@ own_tail(const struct caid_channel *channel)
 }
 
 static struct channel_announcement *
-announcement_of(const struct getting *g)
+announcement_of(const struct caid_channel *channel, const struct place *place)
 {
-    return &own_tail(g->channel)->announcements[g->i];
+    return &own_tail(channel)->announcements[place - channel->places];
 }
 
 /* ---- producers ---- */
@@ -60,11 +70,9 @@ take_producer(struct caid_channel *channel, struct page *page, uint64_t counted)
     if (channel->producer)
         page_unref(channel->producer);
     channel->producer = page;
-    channel->view = (struct core_view){
-        .slot = page ? &page->slots[PAGE_SLOT] : NULL,
-        .table = page ? channel_table_of(page->slots) : NULL,
-        .n_slots = channel->n_slots,
-    };
+    channel->view.slot = page ? &page->slots[PAGE_SLOT] : NULL;
+    channel->view.table = page ? channel_table_of(page->slots) : NULL;
+    channel->asked.place = NULL;
     if (channel->since || !counted)
         return;
     channel->since = counted;
@@ -73,32 +81,169 @@ take_producer(struct caid_channel *channel, struct page *page, uint64_t counted)
         channel->next = counted;
 }
 
-/* JOIN is answered, for which they were announced. */
-static void
-forget_asked(struct caid_channel *channel)
+static enum answer
+answer_of(const struct caid_channel *channel)
 {
-    for (uint32_t i = 0; i < channel->depth; i++) {
-        struct place *place = &channel->places[i];
-        if (place->asked && place->state == PLACE_FREE)
-            core_retract(&own_tail(channel)->announcements[i]);
-        place->asked = 0;
-    }
+    const struct page *known = channel->producer;
+
+    if (channel->joined)
+        return channel->joined == known ? ANSWER_SAME : ANSWER_OTHER;
+    return known && channel->former == known->id ? ANSWER_NONE : ANSWER_OTHER;
 }
 
-void
+enum answer
 get_begin(struct caid_channel *channel)
 {
     pthread_mutex_lock(&channel->lock);
     pthread_mutex_lock(&channel->client->lock);
+    enum answer answer = answer_of(channel);
     struct page *page = channel->joined;
     uint64_t counted = channel->counted;
     channel->joined = NULL;
     channel->is_answered = false;
-    forget_asked(channel);
     pthread_mutex_unlock(&channel->client->lock);
     take_producer(channel, page, counted);
     pthread_mutex_unlock(&channel->lock);
+    return answer;
 }
+
+int
+get_tell_death(struct caid_channel *channel, const struct page *producer,
+               struct caid_error *error)
+{
+    if (producer == channel->producer) {
+        channel->told = true;
+        channel->doubts = (struct doubts){0};
+    }
+    return fail(error, CAID_ERR_ABANDONED, "channel \"%s\": its producer has died",
+                channel_name(channel));
+}
+
+/* ---- to look ---- */
+
+/* What a get would find. */
+static enum core_step
+peek(const struct caid_channel *channel, bool host, uint64_t *ret_wanted)
+{
+    enum core_step step = core_next(&channel->view, host, channel->next, ret_wanted);
+
+    return step == CORE_DEAD && channel->told ? CORE_CLOSED : step;
+}
+
+/* The frame is this call's, and none before it any more. */
+static void
+take(struct getting *g)
+{
+    struct caid_channel *channel = g->channel;
+    struct channel_reader *tail = own_tail(channel);
+    struct caid_frame *frame = &g->frame;
+
+    frame->sequence = channel_sequence(g->word);
+    frame->slot = channel_slot(g->word);
+    frame->offset = frame->slot * channel->step;
+    if (channel->latest) {
+        uint64_t due = channel->next > 1 ? channel->next : channel->since;
+        frame->missed = frame->sequence > due ? frame->sequence - due : 0;
+    }
+    g->place->sequence = frame->sequence;
+    g->before = channel->next;
+    channel->next = frame->sequence + 1;
+    channel_store(&tail->got, frame->sequence);
+    if (frame->missed)
+        channel_store(&tail->missed, channel_load(&tail->missed) + frame->missed);
+}
+
+static uint64_t
+next_word(const struct caid_channel *channel)
+{
+    return channel_word(channel->next, (uint32_t)(channel->next % channel->n_slots));
+}
+
+/* What CORE_GOT, or CORE_LAST, is about. 1: it was void, look again. */
+static int
+read_entry(struct getting *g, enum core_step *step, struct caid_error *error)
+{
+    struct caid_channel *channel = g->channel;
+    uint64_t info[CHANNEL_INFO / 8] = {0};
+
+    enum core_entry entry =
+        core_entry(&channel->view, channel_sequence(g->word), channel_slot(g->word), info);
+    memcpy(g->frame.info, info, sizeof(info));
+    if (entry == CORE_VOID && !channel->latest) {
+        channel->next++;
+        *step = CORE_COMES;
+        return 1;
+    }
+    if (entry == CORE_FRAME)
+        return 0;
+    if (*step != CORE_LAST)
+        return fail(error, CAID_ERR_PROTOCOL,
+                    "channel \"%s\": its producer has written what cannot be",
+                    channel_name(channel));
+    *step = CORE_CLOSED;
+    return 0;
+}
+
+/* Takes what peek() has found, if it is still there. */
+static int
+try_take(struct getting *g, enum core_step *step, struct caid_error *error)
+{
+    struct caid_channel *channel = g->channel;
+    int r = 0;
+
+    g->word = next_word(channel);
+    if (channel->latest)
+        *step = core_secure(&channel->view, announcement_of(channel, g->place),
+                            channel_waits(g->lane), channel->next, &g->word);
+    if (*step == CORE_GOT || *step == CORE_LAST)
+        r = read_entry(g, step, error);
+    if (r == 0 && *step == CORE_GOT)
+        take(g);
+    return r;
+}
+
+/* fifo: gets what is not there yet. */
+static void
+take_ahead(struct getting *g)
+{
+    g->word = next_word(g->channel);
+    g->place->ahead = true;
+    take(g);
+}
+
+/* *ret CORE_GOT: it has taken a frame. *ret_wanted: of the frame, or what is waited for. */
+static int
+look(struct getting *g, enum core_step *ret, struct fence *ret_wanted, struct caid_error *error)
+{
+    struct caid_channel *channel = g->channel;
+    uint32_t left = channel->n_slots; /* no more are void at a time */
+
+    int r = channel_check(channel, error);
+    if (r < 0)
+        return r;
+    *ret_wanted = (struct fence){.slot = PAGE_SLOT};
+    do {
+        *ret = peek(channel, channel_waits(g->lane), &ret_wanted->value);
+        r = place_settle(channel, error);
+        if (r == 0 && (*ret == CORE_GOT || *ret == CORE_LAST))
+            r = try_take(g, ret, error);
+    } while (r > 0 && --left > 0);
+    if (r < 0)
+        return r;
+    if (*ret == CORE_DEAD)
+        return get_tell_death(channel, channel->producer, error);
+    if (!channel->latest && *ret != CORE_GOT)
+        place_pass_voids(channel);
+    if (*ret == CORE_NOTHING && g->ahead) {
+        take_ahead(g);
+        *ret = CORE_GOT;
+    }
+    if (*ret == CORE_GOT || *ret == CORE_NOTHING || *ret == CORE_LAST)
+        ret_wanted->page = page_ref(channel->producer);
+    return 0;
+}
+
+/* ---- what may change it ---- */
 
 /* The daemon may not know yet that this producer has ended. */
 static int
@@ -109,380 +254,89 @@ pause_for(struct getting *g, struct caid_error *error)
     return interrupt_pause(g->channel->client, &g->pauses, g->deadline_ns, error);
 }
 
-/* Whether JOIN's answer names the producer that is known already. */
-static bool
-is_same(struct caid_channel *channel, bool *ret_none)
-{
-    pthread_mutex_lock(&channel->client->lock);
-    bool same = channel->joined && channel->joined == channel->producer;
-    *ret_none = !channel->joined && channel->producer &&
-                channel->former == channel->producer->id;
-    pthread_mutex_unlock(&channel->client->lock);
-    return same;
-}
-
-/* Asks for a producer: for the next one, which it waits for, or what the daemon knows now. */
+/* Asks for a producer: for the next one, which it waits for, or what the daemon knows now. 1: there
+ * was none after the one that is known. */
 static int
-ask(struct getting *g, bool wait, bool *ret_none, struct caid_error *error)
+ask(struct getting *g, bool wait, struct caid_error *error)
 {
-    struct caid_channel *channel = g->channel;
-
-    int r = member_join(channel, wait, g->deadline_ns, error);
+    int r = member_join(g->channel, wait, g->deadline_ns, error);
     if (r < 0)
         return r;
-    bool same = is_same(channel, ret_none);
-    get_begin(channel);
-    return same ? pause_for(g, error) : 0;
+    enum answer answer = get_begin(g->channel);
+    return answer == ANSWER_SAME ? pause_for(g, error) : answer == ANSWER_NONE;
 }
 
-static bool
-has_closed(const struct caid_channel *channel)
-{
-    return channel_load(&channel->view.table->closed);
-}
-
-/* ---- what there is ---- */
-
-static void
-fill(struct getting *g, uint64_t sequence, uint32_t slot)
-{
-    struct caid_channel *channel = g->channel;
-    struct channel_reader *tail = own_tail(channel);
-    struct place *place = &channel->places[g->i];
-
-    g->frame.sequence = sequence;
-    g->frame.slot = slot;
-    g->frame.offset = slot * channel->step;
-    g->frame.missed = 0;
-    place->sequence = sequence;
-    if (channel->latest) {
-        uint64_t due = channel->next > 1 ? channel->next : channel->since;
-        g->frame.missed = sequence > due ? sequence - due : 0;
-    }
-    g->before = channel->next;
-    channel->next = sequence + 1;
-    channel_store(&tail->got, sequence);
-    if (g->frame.missed)
-        channel_store(&tail->missed, channel_load(&tail->missed) + g->frame.missed);
-}
-
-static enum core_entry
-read_entry(const struct caid_channel *channel, uint64_t sequence, uint32_t slot, void *info)
-{
-    uint64_t words[CHANNEL_INFO / 8] = {0};
-    enum core_entry entry = core_entry(&channel->view, sequence, slot, words);
-
-    memcpy(info, words, sizeof(words));
-    return entry;
-}
-
-/* A frame that is newest may not have been submitted yet, which a stream could not wait for. */
-static enum step
-check_latest(struct getting *g, uint64_t word, bool ended)
-{
-    struct caid_channel *channel = g->channel;
-    uint64_t sequence = channel_sequence(word);
-
-    if (ended && !has_closed(channel))
-        return STEP_DEAD;
-    if (timeline_submitted(channel->view.slot) < sequence)
-        return STEP_NOTHING;
-    if (read_entry(channel, sequence, channel_slot(word), g->frame.info) != CORE_FRAME)
-        return ended ? STEP_ENDED : STEP_BROKEN;
-    return ended ? STEP_LAST : STEP_GOT;
-}
-
-static enum step
-take_latest(struct getting *g)
-{
-    struct caid_channel *channel = g->channel;
-    struct channel_announcement *a = announcement_of(g);
-
-    enum core_look look =
-        core_announce(&channel->view, a, channel_waits(g->lane), channel->next - 1, &g->word);
-    if (look != CORE_SECURED && look != CORE_ENDED)
-        return STEP_POLL;
-    enum step step = check_latest(g, g->word, look == CORE_ENDED);
-    if (step == STEP_GOT)
-        fill(g, channel_sequence(g->word), channel_slot(g->word));
-    else if (step != STEP_LAST)
-        core_retract(a);
-    return step;
-}
-
-static enum step
-peek_latest(const struct caid_channel *channel, bool host, uint64_t *ret_wanted)
-{
-    const struct core_view *view = &channel->view;
-    bool closed = has_closed(channel), dead = timeline_is_dead(view->slot);
-    uint64_t submitted = timeline_submitted(view->slot);
-    uint64_t word = core_newer(view, host, channel->next - 1);
-
-    *ret_wanted = submitted + 1;
-    if (dead && !closed)
-        return STEP_DEAD;
-    if (word)
-        return channel_sequence(word) <= submitted ? STEP_GOT : STEP_NOTHING;
-    if (channel_sequence(channel_load(&view->table->newest)) >= channel->next)
-        return STEP_POLL;
-    return closed ? STEP_ENDED : STEP_NOTHING;
-}
-
-/* All up to this have been ended, or were void. */
-static uint64_t
-prefix_of(const struct caid_channel *channel)
-{
-    uint64_t prefix = channel->next - 1;
-
-    for (uint32_t i = 0; i < channel->depth; i++) {
-        const struct place *place = &channel->places[i];
-        if (place->state == PLACE_OPEN && place->sequence <= prefix)
-            prefix = place->sequence - 1;
-    }
-    return prefix;
-}
-
-static void
-free_up_to(struct caid_channel *channel, uint64_t prefix)
-{
-    channel->let_go = prefix;
-    for (uint32_t i = 0; i < channel->depth; i++) {
-        struct place *place = &channel->places[i];
-        if (place->state == PLACE_ENDED && place->sequence <= prefix)
-            place->state = PLACE_FREE;
-    }
-}
-
-/* Lets go of what was void, so that the producer does not wait for it. If a stream is still to
- * signal, the next end does. */
-static void
-pass_voids(struct caid_channel *channel)
-{
-    uint64_t prefix = prefix_of(channel);
-
-    if (prefix <= channel->let_go || signal_find_wait(channel, NULL) >= 0)
-        return;
-    signal_raise(channel, PAGE_SLOT, prefix);
-    free_up_to(channel, prefix);
-    timeline_wake(channel_slot_of(channel));
-}
-
-static void
-take_fifo(struct getting *g)
-{
-    fill(g, g->channel->next, (uint32_t)(g->channel->next % g->channel->n_slots));
-    /* open from now on: it holds back what comes after it */
-    g->channel->places[g->i].state = PLACE_OPEN;
-}
-
-static enum step
-take_next(struct getting *g)
-{
-    struct caid_channel *channel = g->channel;
-    uint32_t slot = (uint32_t)(channel->next % channel->n_slots);
-
-    switch (read_entry(channel, channel->next, slot, g->frame.info)) {
-    case CORE_OTHER: return STEP_BROKEN;
-    case CORE_VOID: channel->next++; return STEP_VOID;
-    default: take_fifo(g); return STEP_GOT;
-    }
-}
-
-static enum step
-take_ahead(struct getting *g)
-{
-    memset(g->frame.info, 0, sizeof(g->frame.info));
-    take_fifo(g);
-    g->channel->places[g->i].ahead = true;
-    return STEP_GOT;
-}
-
-static enum step
-peek_fifo(const struct caid_channel *channel, bool host, uint64_t *ret_wanted)
-{
-    const struct timeline_slot *slot = channel->view.slot;
-    bool closed = has_closed(channel);
-    uint64_t submitted = timeline_submitted(slot);
-    uint64_t done = channel_load(&slot->done);
-    bool dead = done >= TIMELINE_DEAD || submitted >= TIMELINE_DEAD; /* that comes first */
-    uint64_t limit = dead ? channel_load(&slot->landed) : host ? done : submitted;
-
-    *ret_wanted = channel->next;
-    if (channel->next <= limit)
-        return STEP_GOT;
-    if (!dead && host && submitted >= channel->next)
-        return STEP_POLL;
-    return closed ? STEP_ENDED : dead ? STEP_DEAD : STEP_NOTHING;
-}
-
-/* What a get would find, which it takes then, if that is a frame: STEP_GOT. */
-static enum step
-peek(const struct caid_channel *channel, bool host, uint64_t *ret_wanted)
-{
-    enum step step = STEP_ENDED;
-
-    if (channel->view.slot)
-        step = channel->latest ? peek_latest(channel, host, ret_wanted)
-                               : peek_fifo(channel, host, ret_wanted);
-    return step == STEP_DEAD && channel->told ? STEP_ENDED : step;
-}
-
-static enum step
-take(struct getting *g, uint64_t *ret_wanted)
-{
-    struct caid_channel *channel = g->channel;
-    uint32_t left = channel->n_slots; /* there are no more void ones at a time */
-    enum step step;
-
-    do {
-        step = peek(channel, channel_waits(g->lane), ret_wanted);
-        if (step == STEP_GOT)
-            step = channel->latest ? take_latest(g) : take_next(g);
-    } while (step == STEP_VOID && --left > 0);
-    if (step == STEP_VOID)
-        step = STEP_POLL;
-    if (channel->latest || step == STEP_GOT || step == STEP_BROKEN)
-        return step;
-    pass_voids(channel);
-    return step == STEP_NOTHING && g->ahead ? take_ahead(g) : step;
-}
-
-/* What was ended before it was there, and is void, is told of now. */
-static int
-settle_doubts(struct caid_channel *channel, struct caid_error *error)
-{
-    while (channel->doubts_to && channel->view.slot) {
-        uint64_t sequence = channel->doubts_from;
-        if (timeline_submitted(channel->view.slot) < sequence)
-            return 0;
-        if (channel->doubts_from++ == channel->doubts_to)
-            channel->doubts_from = channel->doubts_to = 0;
-        if (core_was_given_up(&channel->view, sequence,
-                              (uint32_t)(sequence % channel->n_slots)))
-            return fail(error, CAID_ERR_ABANDONED,
-                        "channel \"%s\": frame %" PRIu64 ", which was got ahead, was given up",
-                        channel_name(channel), sequence);
-    }
-    return 0;
-}
-
-/* Under lock. */
-static int
-look(struct getting *g, enum step *ret, struct fence *ret_wanted, struct caid_error *error)
-{
-    struct caid_channel *channel = g->channel;
-
-    int r = channel_check(channel, error);
-    if (r == 0)
-        r = settle_doubts(channel, error);
-    if (r < 0)
-        return r;
-    *ret_wanted = (struct fence){.slot = PAGE_SLOT};
-    *ret = take(g, &ret_wanted->value);
-    if (channel->producer && (*ret == STEP_GOT || *ret == STEP_NOTHING || *ret == STEP_LAST))
-        ret_wanted->page = page_ref(channel->producer);
-    return 0;
-}
-
-/* ---- getting ---- */
-
-static int
-fail_dead(const struct caid_channel *channel, struct caid_error *error)
-{
-    return fail(error, CAID_ERR_ABANDONED, "channel \"%s\": its producer has died",
-                channel_name(channel));
-}
-
-static int
-tell_death(struct caid_channel *channel, struct caid_error *error)
-{
-    pthread_mutex_lock(&channel->lock);
-    channel->told = true;
-    channel->doubts_from = channel->doubts_to = 0;
-    pthread_mutex_unlock(&channel->lock);
-    return fail_dead(channel, error);
-}
-
-/* Whether JOIN's answer, which is still to come or to be made, is younger than the announcement. */
+/* Whether JOIN, which is still to be made or answered, is younger than the announcement of this
+ * word: this call's own, or that of the call which has made JOIN. */
 static bool
 is_asked(const struct getting *g)
 {
     struct caid_channel *channel = g->channel;
-    struct place *place = &channel->places[g->i];
+    struct asked *asked = &channel->asked;
 
     pthread_mutex_lock(&channel->lock);
     pthread_mutex_lock(&channel->client->lock);
     if (channel->join.state == CALL_IDLE && !channel->is_answered)
-        place->asked = g->word;
-    bool asked = place->asked == g->word;
+        *asked = (struct asked){.place = g->place, .word = g->word};
     pthread_mutex_unlock(&channel->client->lock);
+    bool younger = asked->place && asked->word == g->word &&
+                   channel_load(&announcement_of(channel, asked->place)->word) == g->word;
     pthread_mutex_unlock(&channel->lock);
-    return asked;
+    return younger;
 }
 
-/* The last frame of a producer that has closed is got, or looked for again: 0. */
-static int
-take_last(struct getting *g, bool is_safe)
+/* Unless another thread has got it meanwhile. */
+static bool
+take_last(struct getting *g)
 {
-    struct caid_channel *channel = g->channel;
-
-    pthread_mutex_lock(&channel->lock);
-    is_safe &= channel_sequence(g->word) >= channel->next;
-    if (is_safe)
-        fill(g, channel_sequence(g->word), channel_slot(g->word));
-    else
-        core_retract(announcement_of(g));
-    pthread_mutex_unlock(&channel->lock);
-    return is_safe;
+    pthread_mutex_lock(&g->channel->lock);
+    bool is_new = channel_sequence(g->word) >= g->channel->next;
+    if (is_new)
+        take(g);
+    pthread_mutex_unlock(&g->channel->lock);
+    return is_new;
 }
 
 /* Asks for the next producer. The last frame of one that has closed is safe if there was none when
  * the daemon looked, and it was announced before: the next one looks at the announcement. A call
- * that ends before the answer leaves it to the next call. 1: it has that frame. */
+ * that ends before the answer leaves both to the next call. 1: it has that frame. */
 static int
 rejoin(struct getting *g, bool last, struct caid_error *error)
 {
-    bool none = false, asked = false;
-    int r;
+    struct caid_channel *channel = g->channel;
 
-    if (atomic_exchange(&g->channel->rejoining, true)) {
+    if (atomic_exchange(&channel->rejoining, true)) {
         clock_pause_ns(TURN_NS);
-        r = pause_for(g, error);
-    } else {
-        asked = last && is_asked(g);
-        r = ask(g, !last, &none, error);
-        atomic_store(&g->channel->rejoining, false);
+        return pause_for(g, error);
     }
-    return r < 0 || !last ? r : take_last(g, none && asked);
+    bool is_safe = last && is_asked(g);
+    int r = ask(g, !last, error);
+    atomic_store(&channel->rejoining, false);
+    return r > 0 ? is_safe && take_last(g) : r;
 }
 
 /* 1: it has got the frame. 0: it is to look again. */
 static int
-act(struct getting *g, enum step step, const struct fence *wanted, struct caid_error *error)
+act(struct getting *g, enum core_step step, const struct fence *wanted,
+    struct caid_error *error)
 {
-    struct caid_channel *channel = g->channel;
-
     switch (step) {
-    case STEP_GOT: return 1;
-    case STEP_NOTHING:
-        return channel_sleep(channel->client, &own_tail(channel)->waits, wanted, g->deadline_ns,
-                             error);
-    case STEP_POLL: return pause_for(g, error);
-    case STEP_ENDED: return rejoin(g, false, error);
-    case STEP_LAST: return rejoin(g, true, error);
-    case STEP_DEAD: return tell_death(channel, error);
-    default:
-        return fail(error, CAID_ERR_PROTOCOL,
-                    "channel \"%s\": its producer has written what cannot be",
-                    channel_name(channel));
+    case CORE_GOT: return 1;
+    case CORE_NOTHING:
+        return channel_sleep(g->channel->client, &own_tail(g->channel)->waits, wanted,
+                             g->deadline_ns, error);
+    case CORE_COMES: return pause_for(g, error);
+    default: return rejoin(g, step == CORE_LAST, error);
     }
 }
+
+/* ---- to get ---- */
 
 /* *ret: the frame's, with a reference. */
 static int
 find_frame(struct getting *g, struct fence *ret, struct caid_error *error)
 {
-    enum step step;
+    enum core_step step;
 
     for (;;) {
         pthread_mutex_lock(&g->channel->lock);
@@ -511,7 +365,7 @@ follow(const struct getting *g, struct fence *fence, struct caid_error *error)
         int r = fence_look(fence, false, &state, error);
         return r < 0 ? r : state == FENCE_LOST;
     }
-    if (g->channel->places[g->i].ahead)
+    if (g->place->ahead)
         return lane_wait_ahead(g->channel->client, g->lane, fence, error);
     return lane_wait(g->channel->client, g->lane, fence, 1, g->deadline_ns, error);
 }
@@ -522,101 +376,36 @@ put_back(struct getting *g)
 {
     struct caid_channel *channel = g->channel;
     struct channel_reader *tail = own_tail(channel);
-    struct place *place = &channel->places[g->i];
 
-    pthread_mutex_lock(&channel->lock);
-    if (!place->asked)
-        core_retract(announcement_of(g));
     if (g->before && channel->next == g->frame.sequence + 1) {
         channel->next = g->before;
         channel_store(&tail->missed, channel_load(&tail->missed) - g->frame.missed);
     }
-    place->state = PLACE_FREE;
-    place->ahead = false;
-    pthread_mutex_unlock(&channel->lock);
+    *g->place = (struct place){.state = PLACE_ENDED};
 }
 
 static int
 get(struct getting *g, struct caid_error *error)
 {
     struct caid_channel *channel = g->channel;
-    struct place *place = &channel->places[g->i];
     struct fence fence = {0};
 
     int r = find_frame(g, &fence, error);
     if (r == 0)
         r = follow(g, &fence, error);
-    if (r > 0)
-        r = tell_death(channel, error);
-    if (r < 0) {
-        fence_drop(&fence);
-        put_back(g);
-        return r;
-    }
     pthread_mutex_lock(&channel->lock);
-    place->state = PLACE_OPEN;
-    place->lane = g->lane;
-    place->data = fence;
-    pthread_mutex_unlock(&channel->lock);
-    return 0;
-}
-
-/* ---- places ---- */
-
-/* Under lock. "latest": what has landed is free. What JOIN was asked for is gone on with first. */
-static struct place *
-find_place(struct caid_channel *channel, uint64_t *ret_release)
-{
-    struct place *found = NULL;
-
-    *ret_release = UINT64_MAX;
-    for (uint32_t i = 0; i < channel->depth; i++) {
-        struct place *place = &channel->places[i];
-        if (channel->latest && place->state == PLACE_ENDED) {
-            if (channel_load(&channel_slot_of(channel)->done) >= place->release)
-                place->state = PLACE_FREE;
-            else
-                *ret_release = min_u64(*ret_release, place->release);
-        }
-        if (place->state == PLACE_FREE && (!found || place->asked))
-            found = place;
+    if (r > 0)
+        r = get_tell_death(channel, fence.page, error);
+    if (r < 0) {
+        put_back(g);
+        fence_drop(&fence);
+    } else {
+        g->place->state = PLACE_OPEN;
+        g->place->lane = g->lane;
+        g->place->data = fence;
     }
-    return found;
-}
-
-static enum due
-due_of(struct caid_channel *channel, bool host)
-{
-    uint64_t unused;
-
-    if (channel->doubts_to && channel->view.slot &&
-        timeline_submitted(channel->view.slot) >= channel->doubts_from)
-        return DUE_NOW;
-    enum step step = peek(channel, host, &unused);
-    if (step == STEP_NOTHING)
-        return DUE_SUBMIT;
-    if (step == STEP_POLL)
-        return DUE_LAND;
-    /* the last frame of a "latest" that has closed is secured by JOIN, too */
-    if (step != STEP_ENDED && !(channel->latest && has_closed(channel)))
-        return DUE_NOW;
-    pthread_mutex_lock(&channel->client->lock);
-    bool stands = channel->join.state != CALL_IDLE, is_answered = channel->is_answered;
-    pthread_mutex_unlock(&channel->client->lock);
-    return is_answered ? DUE_NOW : stands ? DUE_KICK : DUE_ASK;
-}
-
-enum due
-get_due(struct caid_channel *channel, bool host, uint64_t *ret_submitted)
-{
-    uint64_t release;
-
-    *ret_submitted = channel->view.slot ? timeline_submitted(channel->view.slot) : 0;
-    if (channel_check(channel, NULL) < 0)
-        return DUE_NOW;
-    if (!find_place(channel, &release))
-        return release == UINT64_MAX ? DUE_KICK : DUE_LAND;
-    return due_of(channel, host);
+    pthread_mutex_unlock(&channel->lock);
+    return r;
 }
 
 static int
@@ -637,14 +426,12 @@ take_place(struct getting *g, struct caid_error *error)
     for (;;) {
         pthread_mutex_lock(&channel->lock);
         int r = channel_check(channel, error);
-        struct place *place = r == 0 ? find_place(channel, &fence.value) : NULL;
-        if (place)
-            place->state = PLACE_TAKEN;
+        g->place = r == 0 ? place_find(channel, &fence.value) : NULL;
+        if (g->place)
+            *g->place = (struct place){.state = PLACE_TAKEN};
         pthread_mutex_unlock(&channel->lock);
-        if (place) {
-            g->i = (uint32_t)(place - channel->places);
+        if (g->place)
             return 0;
-        }
         if (r == 0 && fence.value == UINT64_MAX)
             r = fail_depth(channel, error);
         if (r == 0)
@@ -711,210 +498,42 @@ caid_channel_get(struct caid_channel *channel, uint64_t stream, uint64_t timeout
     return r;
 }
 
-/* ---- the end ---- */
+/* ---- what a get would wait for ---- */
 
-static struct place *
-find_open(struct caid_channel *channel, uint64_t sequence)
+static enum due
+due_of_join(struct caid_channel *channel)
 {
-    for (uint32_t i = 0; i < channel->depth; i++)
-        if (channel->places[i].state == PLACE_OPEN && channel->places[i].sequence == sequence)
-            return &channel->places[i];
-    return NULL;
+    pthread_mutex_lock(&channel->client->lock);
+    bool stands = channel->join.state != CALL_IDLE, is_answered = channel->is_answered;
+    pthread_mutex_unlock(&channel->client->lock);
+    return is_answered ? DUE_NOW : stands ? DUE_KICK : DUE_ASK;
 }
 
-/* Under lock, which it drops meanwhile. */
-static int
-wait_for_signals(struct caid_channel *channel, const struct lane *lane,
-                 struct caid_error *error)
+static enum due
+due_of(struct caid_channel *channel, bool host)
 {
-    int slot, r = 0;
+    uint64_t unused;
 
-    while (r == 0 && (slot = signal_find_wait(channel, lane)) >= 0) {
-        const struct fence fence = signal_fence(channel, (uint32_t)slot);
-        pthread_mutex_unlock(&channel->lock);
-        r = fence_wait(channel->client, &fence, true, UINT64_MAX, error);
-        pthread_mutex_lock(&channel->lock);
+    if (place_can_settle(channel))
+        return DUE_NOW;
+    switch (peek(channel, host, &unused)) {
+    case CORE_NOTHING: return DUE_SUBMIT;
+    case CORE_COMES: return DUE_LAND;
+    case CORE_LAST:
+    case CORE_CLOSED: return due_of_join(channel);
+    default: return DUE_NOW;
     }
-    return r < 0 ? r : 0;
 }
 
-/* What the last signal was for comes first. */
-static size_t
-after_last(const struct caid_channel *channel, const struct lane *lane, struct fence *ret)
+enum due
+get_due(struct caid_channel *channel, bool host, uint64_t *ret_submitted)
 {
-    if (!signal_is_behind(channel, lane))
-        return 0;
-    *ret = signal_fence(channel, PAGE_SLOT);
-    return 1;
-}
+    uint64_t release;
 
-static int
-release_latest(struct caid_channel *channel, struct place *place, struct lane *lane,
-               struct caid_error *error)
-{
-    uint64_t value = timeline_submitted(channel_slot_of(channel)) + 1;
-    struct fence after;
-    size_t n = after_last(channel, lane, &after);
-
-    place->state = PLACE_ENDED;
-    place->release = value;
-    int r = signal_value(channel, lane, &after, n, PAGE_SLOT, value, error);
-    signal_note(channel, lane);
-    return r;
-}
-
-/* The slot by which a frame's end is signalled that is held back. */
-static uint32_t
-marker_of(const struct caid_channel *channel, const struct place *place)
-{
-    return PAGE_SLOT + 1 + (uint32_t)(place - channel->places);
-}
-
-/* It is let go of when those before it are: till then a marker says that the stream has come to its
- * end. */
-static int
-hold_back(struct caid_channel *channel, const struct place *place, struct lane *lane,
-          struct caid_error *error)
-{
-    struct fence before = signal_fence(channel, marker_of(channel, place));
-    bool pending = !page_slot_has_landed(channel->page, before.slot);
-
-    if (!lane)
-        return 0;
-    int r = signal_value(channel, lane, &before, pending, before.slot, before.value + 1, error);
-    lane_put(lane);
-    return r;
-}
-
-static int
-release_fifo(struct caid_channel *channel, struct place *place, struct lane *lane,
-             struct caid_error *error)
-{
-    struct fence after[CHANNEL_DEPTH_MAX + 1];
-
-    place->state = PLACE_ENDED;
-    uint64_t prefix = prefix_of(channel);
-    if (prefix <= channel->let_go)
-        return hold_back(channel, place, lane, error);
-    size_t n = after_last(channel, lane, after);
-    for (uint32_t i = 0; i < channel->depth; i++) {
-        const struct place *other = &channel->places[i];
-        uint32_t slot = marker_of(channel, other);
-        if (other->state == PLACE_ENDED && other->sequence <= prefix &&
-            !page_slot_has_landed(channel->page, slot))
-            after[n++] = signal_fence(channel, slot);
-    }
-    int r = signal_value(channel, lane, after, n, PAGE_SLOT, prefix, error);
-    signal_note(channel, lane);
-    free_up_to(channel, prefix);
-    return r;
-}
-
-/* Whether what was got is a frame, as far as that is known. Takes the place's fence. Under lock. */
-static int
-check_contents(struct caid_channel *channel, struct place *place, struct caid_error *error)
-{
-    struct fence data = place->data;
-    bool ahead = place->ahead;
-    enum fence_state state;
-
-    place->data = (struct fence){0};
-    place->ahead = false;
-    if (!data.page)
-        return 0;
-    int r = fence_look(&data, false, &state, error);
-    bool is_last = data.page == channel->producer;
-    fence_drop(&data);
-    if (r == 0 && state == FENCE_LOST) {
-        channel->told |= is_last;
-        return fail_dead(channel, error);
-    }
-    if (r == 0 && ahead && is_last) {
-        if (!channel->doubts_to)
-            channel->doubts_from = place->sequence;
-        channel->doubts_to = place->sequence;
-        r = settle_doubts(channel, error);
-    }
-    return r;
-}
-
-/* Takes the lane over, but for CAID_ERR_INTERRUPTED: the place stays open. Under lock, which it
- * drops meanwhile. */
-static int
-end_place(struct caid_channel *channel, struct place *place, struct lane *lane,
-          struct caid_error *error)
-{
-    int r = wait_for_signals(channel, lane, error);
-    if (r < 0)
-        return r;
-    struct lane *got_on = place->lane;
-    place->lane = NULL;
-    int contents = check_contents(channel, place, error);
-    r = channel->latest ? release_latest(channel, place, lane, contents < 0 ? NULL : error)
-                        : release_fifo(channel, place, lane, contents < 0 ? NULL : error);
-    if (got_on)
-        lane_put(got_on);
-    return contents < 0 ? contents : r;
-}
-
-static bool
-is_waited_for(const struct caid_channel *channel)
-{
-    return channel->view.slot && channel_load(&channel->view.table->waits);
-}
-
-/* Takes the lane over. */
-static int
-end(struct caid_channel *channel, uint64_t sequence, struct lane *lane,
-    struct caid_error *error)
-{
-    bool wakes = false;
-    int r;
-
-    pthread_mutex_lock(&channel->lock);
-    struct place *place = find_open(channel, sequence);
-    if (!place) {
-        r = fail(error, CAID_ERR_INVALID, "channel \"%s\": frame %" PRIu64 " is not open",
-                 channel_name(channel), sequence);
-    } else {
-        r = end_place(channel, place, lane, error);
-        wakes = !lane && is_waited_for(channel);
-    }
-    bool taken = place && place->state != PLACE_OPEN;
-    pthread_mutex_unlock(&channel->lock);
-    if (!taken && lane)
-        lane_put(lane);
-    if (wakes)
-        timeline_wake(channel_slot_of(channel));
-    ready_update(channel);
-    return r;
-}
-
-int
-caid_channel_end(struct caid_channel *channel, const struct caid_frame *frame, uint64_t stream,
-                 struct caid_error *error)
-{
-    struct lane *lane = NULL;
-
-    int r = CHECK_GIVEN_OF(channel, frame, error);
-    if (r == 0 && stream != 0)
-        r = channel_lane(channel, stream, &lane, error);
-    if (r < 0)
-        return r;
-    return end(channel, frame->sequence, lane, error);
-}
-
-void
-get_close(struct caid_channel *channel)
-{
-    for (uint32_t i = 0; i < channel->depth; i++) {
-        struct place *place = &channel->places[i];
-        struct lane *lane = place->lane;
-
-        if (place->state != PLACE_OPEN)
-            continue;
-        if (lane)
-            atomic_fetch_add_explicit(&lane->refs, 1, memory_order_relaxed);
-        end(channel, place->sequence, lane, NULL);
-    }
+    *ret_submitted = channel->view.slot ? timeline_submitted(channel->view.slot) : 0;
+    if (channel_check(channel, NULL) < 0)
+        return DUE_NOW;
+    if (!place_find(channel, &release))
+        return release == UINT64_MAX ? DUE_KICK : DUE_LAND;
+    return due_of(channel, host);
 }

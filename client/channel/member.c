@@ -35,7 +35,7 @@ reset_tail(struct page *page)
     channel_store(&tail->got, 0);
     channel_store(&tail->missed, 0);
     for (int i = 0; i < CHANNEL_DEPTH_MAX; i++)
-        core_retract(&tail->announcements[i]);
+        channel_store(&tail->announcements[i].word, 0);
 }
 
 /* Of an earlier reader of the same array; NULL: none. Under the client's lock. */

@@ -155,7 +155,7 @@ caid_channel_close(struct caid_channel *channel)
     if (channel->page && channel->produces)
         put_close(channel);
     else if (channel->page)
-        get_close(channel);
+        places_close(channel);
     client_enter_anyway(client);
     if (channel->is_listed)
         LIST_REMOVE(channel, entry);
@@ -187,6 +187,7 @@ channel_new(struct caid_client *client, struct caid_array *array, bool produces,
     channel->on_host = info->host_ptr != NULL;
     channel->n_slots = (uint32_t)info->shape[0];
     channel->step = (uint64_t)info->strides[0];
+    channel->view = (struct core_view){.n_slots = channel->n_slots, .latest = latest};
     channel->next = 1;
     channel->refs = 1;
     ready_init(&channel->ready);

@@ -71,24 +71,31 @@ void channels_close(struct caid_client *client);
 /* ---- the channel ---- */
 
 enum place_state {
-    PLACE_FREE,
+    PLACE_ENDED, /* free, when its `release` has been let go of */
     PLACE_TAKEN, /* by a thread in caid_channel_get() */
     PLACE_OPEN,
-    PLACE_ENDED, /* it is to be let go of yet */
 };
 
 /* For a frame that a reader has: as many as its depth. "latest": of the announcement of the same
  * index. */
 struct place {
     enum place_state state;
-    uint64_t sequence;
-    /* "latest": it is let go of when slot 0 has this. */
-    uint64_t release;
-    /* "latest": the word that stands announced since before JOIN was made; 0: none. */
-    uint64_t asked;
-    bool ahead;        /* got before it was there, and not known to be a frame */
+    uint64_t sequence; /* 0: none has been taken yet */
+    uint64_t release;  /* of one that has ended: "fifo": its sequence; "latest": of slot 0 */
+    bool ahead;        /* got before it was there */
     struct lane *lane; /* it was got on; NULL: the host */
-    struct fence data; /* its contents; page NULL: they were there */
+    struct fence data; /* its contents */
+};
+
+/* Frames that were got ahead, and ended before they were submitted: those that are void are to be
+ * told of yet. From == to: none. */
+struct doubts {
+    uint64_t from, to; /* to: the one after the last */
+};
+
+struct asked {
+    const struct place *place; /* of the announcement; NULL: none */
+    uint64_t word;
 };
 
 enum put_state {
@@ -131,15 +138,13 @@ struct caid_channel {
     uint32_t slot; /* of the frame that is put, whose sequence is core.last + 1 */
     struct lane *lane;
 
-    /* A reader's; under lock, too. */
-    struct core_view view; /* slot NULL: no producer is known */
+    /* A reader's; under lock, too: get.c. */
+    struct core_view view;
     struct page *producer;
-    bool told;      /* that this one is dead */
-    uint64_t since; /* "latest": what comes before it does not count as missed */
-    uint64_t next;  /* "fifo": the sequence to be got next; "latest": the least that is newer */
-    uint64_t let_go; /* "fifo": all up to this are, as slot 0 has been told */
-    uint64_t doubts_from,
-        doubts_to; /* ended before it was known whether they are frames; 0: none */
+    bool told;
+    uint64_t since, next, let_go;
+    struct doubts doubts;
+    struct asked asked;
     struct place places[CHANNEL_DEPTH_MAX];
     struct ready ready;
 
@@ -227,12 +232,13 @@ void signal_raise(const struct caid_channel *channel, uint32_t slot, uint64_t va
 /* Notes who has signalled last. Takes the reference. */
 void signal_note(struct caid_channel *channel, struct lane *lane);
 
-/* ---- put.c, get.c ---- */
+/* ---- put.c ---- */
 
 /* Ends what is open, since the channel closes. */
 void put_close(struct caid_channel *channel);
 void put_mark_closed(struct caid_channel *channel);
-void get_close(struct caid_channel *channel);
+
+/* ---- get.c ---- */
 
 /* What the next get, by the host or a stream, waits for. */
 enum due {
@@ -247,5 +253,26 @@ enum due get_due(struct caid_channel *channel, bool host, uint64_t *ret_submitte
 /* CAID_ERR_INVALID: it is the producer's. */
 int get_check_reader(const struct caid_channel *channel, struct caid_error *error);
 
+enum answer {
+    ANSWER_OTHER,
+    ANSWER_SAME, /* the producer that is known already */
+    ANSWER_NONE, /* there was none yet after that one */
+};
 /* Takes the answer to JOIN up. */
-void get_begin(struct caid_channel *channel);
+enum answer get_begin(struct caid_channel *channel);
+/* CAID_ERR_ABANDONED. Of the present producer it is told once. Under channel->lock. */
+int get_tell_death(struct caid_channel *channel, const struct page *producer,
+                   struct caid_error *error);
+
+/* ---- place.c: under channel->lock ---- */
+
+/* One that is free. NULL: none is before *ret_release has landed; UINT64_MAX: before one ends. */
+struct place *place_find(struct caid_channel *channel, uint64_t *ret_release);
+/* fifo: lets go of what was void, so that the producer does not wait for it. If a stream is still
+ * to signal, the next end does. */
+void place_pass_voids(struct caid_channel *channel);
+/* Whether some of the doubts can be settled, and does so. CAID_ERR_ABANDONED: one was void. */
+bool place_can_settle(const struct caid_channel *channel);
+int place_settle(struct caid_channel *channel, struct caid_error *error);
+/* Ends what is open. Not under a lock. */
+void places_close(struct caid_channel *channel);

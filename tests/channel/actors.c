@@ -164,8 +164,9 @@ put(bool is_void, bool is_left)
         explore_store_release(&p.slot->done, sequence);
     else
         enqueue(WORK_FILL, &p.slot->done, sequence, (uint32_t)slot, is_void ? 0 : sequence, me);
-    if (scenario->fifo)
-        explore_store_release(&p.slot->submitted, sequence);
+    explore_hide(!scenario->fifo && !scenario->scripts[SECOND]);
+    explore_store_release(&p.slot->submitted, sequence);
+    explore_hide(false);
     keep(&p);
 }
 
@@ -250,6 +251,7 @@ view(void)
         .slot = &area.producers[own->view],
         .table = table_of(own->view),
         .n_slots = scenario->n_slots,
+        .latest = !scenario->fifo,
     };
 }
 
@@ -348,59 +350,6 @@ is_before_next(void)
 }
 
 static void
-wait_for_newer(void)
-{
-    struct core_view v = view();
-    uint64_t newest = explore_load(&v.table->newest);
-    uint64_t sequence = channel_sequence(newest) > own->seen ? channel_sequence(newest)
-                                                             : TIMELINE_DEAD;
-
-    if (is_host())
-        WAIT(true, {&v.table->newest, newest + 1}, {&v.slot->done, sequence},
-             {&v.table->landed, channel_word(own->seen + 1u, 0)}, {&v.table->closed, 1});
-    else
-        WAIT(true, {&v.table->newest, channel_word(own->seen + 1u, 0)},
-             {&v.slot->done, TIMELINE_DEAD}, {&v.table->closed, 1});
-}
-
-static bool
-has_gone(void)
-{
-    struct core_view v = view();
-
-    return explore_load(&v.table->closed) || explore_load(&v.slot->done) >= TIMELINE_DEAD;
-}
-
-static void
-get_latest(void)
-{
-    struct core_view v = view();
-    struct channel_announcement *a = area.tails[reader()].announcements;
-    int i = free_announcement();
-    uint64_t word;
-
-    switch (core_announce(&v, &a[i], is_host(), own->seen, &word)) {
-    case CORE_SECURED: use(i, word); return;
-    case CORE_ENDED:
-        if (is_before_next()) {
-            use(i, word);
-            return;
-        }
-        core_retract(&a[i]);
-        go_to_next();
-        break;
-    case CORE_NONE:
-        if (has_gone())
-            go_to_next();
-        else
-            wait_for_newer();
-        break;
-    case CORE_MOVED: break;
-    }
-    explore_again();
-}
-
-static void
 end_latest(int at)
 {
     int i = own->order[at];
@@ -481,8 +430,6 @@ take_fifo(uint64_t sequence)
     struct core_view v = view();
     uint64_t info[CHANNEL_INFO / 8];
 
-    if (is_host())
-        WAIT(false, {&v.slot->done, sequence});
     switch (core_entry(&v, sequence, (uint32_t)(sequence % v.n_slots), info)) {
     case CORE_FRAME: use_fifo(sequence, info[0]); break;
     case CORE_VOID:
@@ -493,24 +440,6 @@ take_fifo(uint64_t sequence)
     case CORE_OTHER: broken("frame %u is not there", (unsigned)sequence);
     }
     own->seen = (uint16_t)sequence;
-}
-
-static void
-get_fifo(void)
-{
-    struct timeline_slot *slot = &area.producers[own->view];
-    uint64_t sequence = own->seen + 1u;
-
-    WAIT(true, {&slot->submitted, sequence}, {&table_of(own->view)->closed, 1});
-    uint64_t last = explore_load(&slot->submitted);
-    if (last >= TIMELINE_DEAD)
-        last = explore_load(&slot->landed);
-    if (last < sequence) {
-        go_to_next();
-        explore_again();
-    } else {
-        take_fifo(sequence);
-    }
 }
 
 static void
@@ -537,15 +466,68 @@ leave(void)
     explore_store(&area.left[reader()], 1);
 }
 
+/* Until a reader finds another thing. */
+static void
+wait_for_more(const struct core_view *v, enum core_step step, uint64_t wanted)
+{
+    uint64_t next = own->seen + 1u;
+
+    if (step == CORE_NOTHING) {
+        WAIT(true, {&v->slot->submitted, wanted}, {&v->table->closed, 1});
+    } else if (scenario->fifo) {
+        WAIT(false, {&v->slot->done, next});
+    } else if (is_host()) {
+        uint64_t newest = explore_load(&v->table->newest);
+        uint64_t sequence = channel_sequence(newest);
+        WAIT(true, {&v->table->newest, newest + 1}, {&v->table->landed, channel_word(next, 0)},
+             {&v->slot->done, sequence >= next ? sequence : TIMELINE_DEAD},
+             {&v->table->closed, 1});
+    } else {
+        WAIT(true, {&v->table->newest, channel_word(next, 0)});
+    }
+}
+
+/* A core_next() before core_secure() is for producers that go: else that finds the same. */
+static enum core_step
+look(const struct core_view *v, int i, uint64_t *ret_wanted, uint64_t *ret_word)
+{
+    struct channel_announcement *a = &area.tails[reader()].announcements[i];
+    enum core_step step = CORE_GOT;
+    uint64_t next = own->seen + 1u;
+
+    *ret_wanted = next;
+    *ret_word = channel_word(next, (uint32_t)(next % scenario->n_slots));
+    if (scenario->fifo || scenario->scripts[SECOND])
+        step = core_next(v, is_host(), next, ret_wanted);
+    if (v->latest && (step == CORE_GOT || step == CORE_LAST))
+        step = core_secure(v, a, is_host(), next, ret_word);
+    return step == CORE_LAST && is_before_next() ? CORE_GOT : step;
+}
+
 static void
 get(void)
 {
+    struct core_view v = view();
+    uint64_t wanted, word;
+
     if (own->over)
         return;
-    if (scenario->fifo)
-        get_fifo();
+    int i = free_announcement();
+    enum core_step step = look(&v, i, &wanted, &word);
+    if (step == CORE_GOT) {
+        if (scenario->fifo)
+            take_fifo(channel_sequence(word));
+        else
+            use(i, word);
+        return;
+    }
+    if (step == CORE_DEAD && peek(&v.table->closed))
+        broken("a reader is told of the death of one that had closed");
+    if (step == CORE_NOTHING || step == CORE_COMES)
+        wait_for_more(&v, step, wanted);
     else
-        get_latest();
+        go_to_next();
+    explore_again();
 }
 
 static void
@@ -581,8 +563,7 @@ mark_dead(void)
 
     WAIT(true, {&area.exited[victim], 1});
     poke(&slot->landed, peek(&slot->done));
-    if (scenario->fifo)
-        explore_store(&slot->submitted, TIMELINE_DEAD_SUBMITTED);
+    explore_store(&slot->submitted, TIMELINE_DEAD_SUBMITTED);
     explore_store(&slot->done, TIMELINE_DEAD);
 }
 

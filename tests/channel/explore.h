@@ -101,6 +101,7 @@ extern int me;
 _Noreturn void broken(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* What a script does beside core.c. */
+void explore_store_release(void *p, uint64_t value); /* leaves the buffer in its order */
 uint64_t explore_sync(const void *p); /* a load after all own stores: of what a message tells */
 uint64_t peek(const void *p); /* what is there now: for a check, or of what no longer changes */
 void poke(void *p, uint64_t value);

@@ -204,7 +204,7 @@ static const struct scenario scenarios[] = {
     },
     {
         .name = "fifo: two readers",
-        .scripts = {"PPPP", [READER] = "GEGEGEGE", "GEGEGEGE"},
+        .scripts = {"PPP", [READER] = "GEGEGE", "GEGEGE"},
         .n_slots = 2,
         .depths = {1, 1},
         .fifo = true,
@@ -257,6 +257,14 @@ static const struct scenario scenarios[] = {
         .n_slots = 2,
         .depths = {1},
         .fifo = true,
+    },
+    {
+        .name = "fifo: the producer closes, or dies",
+        .scripts = {"PC", "JP", [READER] = "GEGE", [KILLER] = "K"},
+        .n_slots = 2,
+        .depths = {1},
+        .fifo = true,
+        .mortals = 1 << FIRST,
     },
     {
         .name = "fifo: both die",

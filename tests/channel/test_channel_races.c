@@ -113,14 +113,16 @@ get_latest(struct reader *r)
 {
     uint32_t place = (uint32_t)(r->n_got % r->depth);
 
-    return core_announce(&r->view, &area.tails[r->index].announcements[place], true, r->last,
-                         &r->words[place]) == CORE_SECURED;
+    return core_secure(&r->view, &area.tails[r->index].announcements[place], true, r->last + 1,
+                       &r->words[place]) == CORE_GOT;
 }
 
 static bool
 get_fifo(struct reader *r)
 {
-    if (atomic_load(&area.producer.done) <= r->last)
+    uint64_t wanted;
+
+    if (core_next(&r->view, true, r->last + 1, &wanted) != CORE_GOT)
         return false;
     r->words[r->n_got % r->depth] =
         channel_word(r->last + 1, (uint32_t)((r->last + 1) % SLOTS));
@@ -184,7 +186,7 @@ run(bool is_latest)
     for (uint32_t i = 0; i < READERS; i++) {
         readers[i] = (struct reader){.index = i,
                                      .depth = 1 + i,
-                                     .view = {&area.producer, &area.table, SLOTS}};
+                                     .view = {&area.producer, &area.table, SLOTS, is_latest}};
         pthread_create(&threads[i], NULL, consume, &readers[i]);
     }
     for (int i = 0; i <= READERS; i++)

@@ -441,6 +441,15 @@ put_on_stream(void)
     assert_ok(caid_channel_commit(o.put, &frame, &error));
 }
 
+static void
+give_up_on_stream(void)
+{
+    struct caid_frame frame;
+
+    assert_ok(caid_channel_begin(o.put, o.stream, CAID_FOREVER, &frame, &error));
+    assert_ok(caid_channel_abandon(o.put, &frame, &error));
+}
+
 /* What a frame has when the streams that wait for it read it. */
 static void
 read_on(uint64_t stream, unsigned char *ret)
@@ -658,7 +667,6 @@ CHANNEL_TEST(a_put_is_given_up_in_a_capture_fifo)
 CHANNEL_TEST(ahead_a_frame_is_got_before_it_is_put)
 {
     unsigned char *got; /* page-locked: a copy to other memory would wait for the stream */
-    struct caid_frame frame;
     uint64_t reading;
 
     begin_streams("fifo", 2);
@@ -670,8 +678,7 @@ CHANNEL_TEST(ahead_a_frame_is_got_before_it_is_put)
         assert_ok(caid_channel_end(o.get, &o.frame, reading, &error));
     }
     put_on_stream();
-    assert_ok(caid_channel_begin(o.put, o.stream, CAID_FOREVER, &frame, &error));
-    assert_ok(caid_channel_abandon(o.put, &frame, &error));
+    give_up_on_stream();
     assert_ok(caid_stream_synchronize(f.client, reading, 0, &error));
     for (int i = 0; i < 8; i++) /* another frame takes the place of what was given up */
         put_on_stream();
@@ -684,6 +691,29 @@ CHANNEL_TEST(ahead_a_frame_is_got_before_it_is_put)
     assert_failed(try_get(0), CAID_ERR_TIMEOUT);
     assert_ok(caid_stream_destroy(f.client, reading, &error));
     assert_cuda(f.gpu.drv->cu.cuMemFreeHost(got));
+}
+
+/* Each void one is told of once, and none that was not got ahead. */
+CHANNEL_TEST(ahead_frames_end_out_of_order)
+{
+    struct caid_frame frames[3];
+    uint64_t reading;
+
+    begin_streams("fifo", 3);
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &reading, &error));
+    for (int i = 0; i < 3; i++)
+        assert_ok(caid_channel_get(o.get, reading, 0, CAID_CHANNEL_AHEAD, &frames[i], &error));
+    for (int i = 2; i >= 0; i--)
+        assert_ok(caid_channel_end(o.get, &frames[i], reading, &error));
+    put_on_stream();
+    give_up_on_stream();
+    put_on_stream();
+    assert_failed(try_get(0), CAID_ERR_ABANDONED);
+    give_up_on_stream();
+    put_on_stream();
+    get_streamed(5);
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    assert_ok(caid_stream_destroy(f.client, reading, &error));
 }
 
 /* ---- what is refused ---- */
