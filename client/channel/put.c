@@ -180,14 +180,15 @@ take_slot(struct caid_channel *channel, struct caid_error *error)
     return slot;
 }
 
-/* The turn is this thread's. Returns the slot. */
+/* The turn is this thread's. Returns the slot. Who waits for readers, or tries again, has made its
+ * stream wait for nothing yet. */
 static int
 prepare(struct caid_channel *channel, struct lane *lane, uint64_t deadline_ns,
         struct caid_error *error)
 {
-    int r = follow_last(channel, lane, deadline_ns, error);
-    if (r == 0 && !channel->latest)
-        r = follow_readers(channel, lane, deadline_ns, error);
+    int r = channel->latest ? 0 : follow_readers(channel, lane, deadline_ns, error);
+    if (r == 0)
+        r = follow_last(channel, lane, deadline_ns, error);
     return r < 0 ? r : take_slot(channel, error);
 }
 

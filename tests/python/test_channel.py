@@ -456,6 +456,23 @@ def test_libraries_use_frames_on_their_streams(memops, client, other, streams):
         assert (out == 0x05050505).all()
 
 
+def test_a_put_that_finds_no_slot_leaves_nothing_on_its_stream(memops, client, other, streams):
+    s, t = streams
+    with made(client, other, mode="fifo", slots=2) as (ch, r):
+        s.hold_up()
+        ch.put(s.number).end(), ch.put(s.number).end()
+        before = softcuda(waits := "calls cuStreamWaitValue64_v2")
+        for _ in range(3):
+            with pytest.raises(caid.TimedOutError):
+                ch.put(t.number, 0)
+        assert softcuda(waits) == before
+        r.get(s.number, PATIENCE_S).end()
+        before = softcuda(waits)
+        ch.put(t.number, PATIENCE_S).end()
+        assert softcuda(waits) != before
+        s.gate.set()
+
+
 # --- threads ----------------------------------------------------------------------------------
 
 
