@@ -68,7 +68,7 @@ channel_sleep(const struct caid_client *client, _Atomic uint64_t *waits,
     int r = fence_wait_submitted(client, fence, until_ns, error);
     atomic_fetch_sub(waits, 1);
     if (r == -ETIMEDOUT && clock_now_ns() < deadline_ns)
-        return 0;
+        return interrupt_ask(client, error);
     /* a page that contradicts itself would end each sleep at once */
     if (r == 0 && clock_now_ns() >= deadline_ns)
         return fail(error, CAID_ERR_TIMEOUT, "page %" PRIu64 " did not go on in time",

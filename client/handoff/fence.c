@@ -195,7 +195,7 @@ fence_wait_submitted(const struct caid_client *client, const struct fence *fence
 {
     const struct timeline_slot *slot = slot_of(fence);
     struct spin *spin = &fence->page->of_slot[fence->slot].spin;
-    uint64_t began_ns = 0;
+    uint64_t began_ns = 0, look_ns = 0;
     enum fence_state state;
 
     for (;;) {
@@ -211,12 +211,20 @@ fence_wait_submitted(const struct caid_client *client, const struct fence *fence
         }
         if (now >= deadline_ns)
             return fail_timeout(fence, error);
-        if (began_ns == 0)
+        if (began_ns == 0) {
             began_ns = now;
-        if (now - began_ns < spin_for_ns(spin, 0))
+            look_ns = now + WAKE_MAX_NS;
+        }
+        if (now - began_ns < spin_for_ns(spin, 0)) {
             sched_yield();
-        else if (!wait_for_store(slot, submitted, min_u64(WAKE_MAX_NS, deadline_ns - now)) &&
-                 (r = interrupt_ask(client, error)) < 0)
+            continue;
+        }
+        if (wait_for_store(slot, submitted, min_u64(WAKE_MAX_NS, deadline_ns - now)) &&
+            now < look_ns)
+            continue;
+        r = interrupt_ask(client, error);
+        if (r < 0)
             return r;
+        look_ns = now + WAKE_MAX_NS;
     }
 }

@@ -486,6 +486,7 @@ watch_next(struct caid_watch *watch, uint64_t deadline_ns, struct caid_change *r
 {
     bool first = true; /* packets that have come are read also if the time is over */
     struct caid_error unwanted;
+    uint64_t look_ns = 0;
     int r;
 
     while (!look(watch, ret, &r, error)) {
@@ -493,7 +494,7 @@ watch_next(struct caid_watch *watch, uint64_t deadline_ns, struct caid_change *r
             return fail(error, CAID_ERR_TIMEOUT, "no news of \"%s\" in time", watch->name);
         first = false;
         watch->n_waiting++;
-        r = call_wait_for_news(watch->client, &watch->request, deadline_ns,
+        r = call_wait_for_news(watch->client, &watch->request, deadline_ns, &look_ns,
                                error ? error : &unwanted);
         watch->n_waiting--;
         if (r < 0)

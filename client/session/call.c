@@ -745,20 +745,25 @@ wait_for_reader(struct caid_client *client, struct call *call, uint64_t deadline
 
 int
 call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns,
-                   struct caid_error *error)
+                   uint64_t *look_ns, struct caid_error *error)
 {
-    uint64_t until_ns = error ? interrupt_look_by(client, deadline_ns) : deadline_ns;
+    if (*look_ns == 0)
+        *look_ns = error ? interrupt_look_by(client, UINT64_MAX) : UINT64_MAX;
+    uint64_t until_ns = min_u64(deadline_ns, *look_ns);
 
     int r = client->reading || client->away ? wait_for_reader(client, call, until_ns)
                                             : read_until(client, 0, until_ns);
-    return r < 0 && error ? call_ask_interrupt(client, error) : 0;
+    if (!error || (r == 0 && (*look_ns == UINT64_MAX || clock_now_ns() < *look_ns)))
+        return 0;
+    *look_ns = 0;
+    return call_ask_interrupt(client, error);
 }
 
 int
 call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_until_ns,
                 uint64_t deadline_ns, struct caid_error *error)
 {
-    uint64_t now;
+    uint64_t now, look_ns = 0;
     int r = 0;
 
     if (spin_until_ns > deadline_ns)
@@ -766,7 +771,7 @@ call_wait_until(struct caid_client *client, struct call *call, uint64_t spin_unt
     while (!call->done && !client->reading && (now = clock_now_ns()) < spin_until_ns)
         receive(client, spin_until_ns - now);
     while (!call->done && r == 0) {
-        r = call_wait_for_news(client, call, deadline_ns, error);
+        r = call_wait_for_news(client, call, deadline_ns, &look_ns, error);
         if (deadline_ns != UINT64_MAX && clock_now_ns() >= deadline_ns)
             break;
     }

@@ -150,10 +150,10 @@ void call_dispatch(struct caid_client *client);
 
 /* Reads for all until a packet has come, the deadline has passed, or client->wake_fd, an eventfd,
  * is written to. While another thread reads, waits until that one has something for the call (its
- * `wake`), or has stopped reading. If error is not NULL, also asks the program when that is due:
- * CAID_ERR_INTERRUPTED (interrupt.h). Entered. */
+ * `wake`), or has stopped reading. If error is not NULL, also asks the program when that is due,
+ * *look_ns, which is 0 at first: CAID_ERR_INTERRUPTED (interrupt.h). Entered. */
 int call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadline_ns,
-                       struct caid_error *error);
+                       uint64_t *look_ns, struct caid_error *error);
 
 /* interrupt_ask() under the lock, which it drops meanwhile; another thread may read then. */
 int call_ask_interrupt(struct caid_client *client, struct caid_error *error);

@@ -130,16 +130,6 @@ arrays_add_ranges(struct arrays *arrays, PyObject *numbers, Py_ssize_t n)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static int
-begin_slice(void *arg, uint64_t timeout_ns, struct caid_error *error)
-{
-    struct bracket_object *self = arg;
-    int r;
-
-    WITHOUT_GIL(r = caid_bracket_wait(self->bracket, timeout_ns, error));
-    return r;
-}
-
 /* The caller has entered the client. The begin has two steps, so that a signal can end the wait:
  * the bracket is then given up with the object. */
 static int
@@ -152,9 +142,9 @@ begin(struct bracket_object *self, struct caid_client *c,
     WITHOUT_GIL(r = caid_bracket_start(c, &self->bracket, options, &error));
     if (r >= 0) {
         py_handle_begin(&self->handle);
-        r = py_wait(&self->handle, begin_slice, self, CAID_FOREVER, &error);
+        r = PY_WAIT(&self->handle, caid_bracket_wait(self->bracket, CAID_FOREVER, &error));
     }
-    if (r < 0 && !PyErr_Occurred())
+    if (r < 0)
         py_error_raise(self->handle.client->state, r, &error);
     return r;
 }

@@ -445,34 +445,6 @@ frame_bytes(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* ---- the begin of a frame ---- */
 
-struct begin {
-    struct caid_channel *channel;
-    struct frame_object *frame;
-    uint32_t flags;
-};
-
-static int
-put_slice(void *arg, uint64_t timeout_ns, struct caid_error *error)
-{
-    struct begin *begin = arg;
-    int r;
-
-    WITHOUT_GIL(r = caid_channel_begin(begin->channel, begin->frame->number, timeout_ns,
-                                       &begin->frame->frame, error));
-    return r == -ETIMEDOUT ? 1 : r;
-}
-
-static int
-get_slice(void *arg, uint64_t timeout_ns, struct caid_error *error)
-{
-    struct begin *begin = arg;
-    int r;
-
-    WITHOUT_GIL(r = caid_channel_get(begin->channel, begin->frame->number, timeout_ns,
-                                     begin->flags, &begin->frame->frame, error));
-    return r == -ETIMEDOUT ? 1 : r;
-}
-
 static struct frame_object *
 frame_new(struct channel_object *channel, PyObject *stream)
 {
@@ -493,22 +465,21 @@ static int
 frame_wait(struct frame_object *self, PyObject *timeout, uint32_t flags)
 {
     struct channel_object *channel = self->channel;
-    struct begin begin = {.frame = self, .flags = flags};
     struct caid_error error = {0};
+    struct caid_channel *c;
     uint64_t timeout_ns;
     int r;
 
     if (py_timeout_get(timeout, &timeout_ns) < 0 || !py_handle_enter(&channel->handle))
         return -1;
-    begin.channel = channel->channel;
-    r = py_wait(&channel->handle, channel->produces ? put_slice : get_slice, &begin, timeout_ns,
-                &error);
-    if (r < 0) {
-        if (!PyErr_Occurred())
-            py_error_raise(channel->handle.client->state, r, &error);
-        py_handle_leave(&channel->handle);
-        return -1;
-    }
+    c = channel->channel;
+    r = PY_WAIT(&channel->handle,
+                channel->produces
+                    ? caid_channel_begin(c, self->number, timeout_ns, &self->frame, &error)
+                    : caid_channel_get(c, self->number, timeout_ns, flags, &self->frame,
+                                       &error));
+    if (r < 0)
+        return py_handle_leave_with(&channel->handle, r, &error);
     self->state = FRAME_OPEN;
     Py_INCREF(channel);
     channel->handle.n_calls++;

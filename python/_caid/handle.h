@@ -127,15 +127,25 @@ extern PyGetSetDef py_handle_getset[];
 /* Seconds, or None for CAID_FOREVER. -1 with an exception set. */
 int py_timeout_get(PyObject *op, uint64_t *ret_ns);
 
-/* One slice of a wait, which gives up the GIL. Returns what libcaid returned, or 1 for "not
- * yet", with the error filled that is raised if no time is left. */
-typedef int wait_slice(void *arg, uint64_t timeout_ns, struct caid_error *error);
+/* A call of libcaid in which this thread waits for a handle, which it has entered. */
+struct waiting {
+    const struct handle_object *handle;
+    bool is_cancelled; /* it, or its client, was closed meanwhile, which has ended the call */
+};
 
-/* Runs slices until one has a result, the time is over (-ETIMEDOUT), the handle that is waited
- * for is closed (-ECANCELED, with the error filled) or a signal handler raises an exception
- * (-EINTR, with the exception set). */
-int py_wait(const struct handle_object *self, wait_slice *slice, void *arg, uint64_t timeout_ns,
-            struct caid_error *error);
+void py_wait_begin(struct waiting *waiting, const struct handle_object *handle);
+/* Returns r, or -ECANCELED with the error filled. */
+int py_wait_end(const struct waiting *waiting, int r, struct caid_error *error);
+
+/* Makes such a call without the GIL; the call uses the error, error. */
+#define PY_WAIT(self, call)                \
+    ({                                     \
+        struct waiting waiting;            \
+        int r_;                            \
+        py_wait_begin(&waiting, (self));   \
+        WITHOUT_GIL(r_ = (call));          \
+        py_wait_end(&waiting, r_, &error); \
+    })
 
 /* ---- what has handles ---- */
 

@@ -51,9 +51,14 @@
 extern _Thread_local PyThreadState *py_waiting;
 
 /* For caid_connect_options: runs Python's signal handlers, and returns whether one of them has
- * raised an exception. A call that fails for that reason raises the exception. A call that
- * succeeds all the same returns its result, and the exception is raised right after it. */
+ * raised an exception, or what is waited for was closed (wait.c). A call that fails for that
+ * reason raises the exception. A call that succeeds all the same returns its result, and a
+ * handler's exception is raised right after it. */
 int py_interrupted(void *unused);
+/* What this thread waits for in a call of libcaid, or NULL. */
+extern _Thread_local struct waiting *py_waits_for;
+/* Whether it was closed; notes that. The caller has the GIL. */
+bool py_wait_is_cancelled(void);
 /* Sets the exception that a signal handler has raised. false: none has. */
 bool py_interrupt_raise(void);
 

@@ -33,15 +33,18 @@ raise_later(void *unused)
     return py_interrupt_raise() ? -1 : 0;
 }
 
-/* Runs the handlers; the caller has the GIL. The exception that was set before stays set. */
+/* Runs the handlers, which may make calls that wait for something else. The caller has the GIL. The
+ * exception that was set before stays set. */
 static bool
 run_handlers(void)
 {
     PyObject *type, *value, *traceback;
+    struct waiting *outer = py_waits_for;
     bool interrupted = raised.type;
 
     if (interrupted)
         return true;
+    py_waits_for = NULL;
     PyErr_Fetch(&type, &value, &traceback);
     if (PyErr_CheckSignals() < 0) {
         PyErr_Fetch(&raised.type, &raised.value, &raised.traceback);
@@ -49,6 +52,7 @@ run_handlers(void)
         interrupted = true;
     }
     PyErr_Restore(type, value, traceback);
+    py_waits_for = outer;
     return interrupted;
 }
 
@@ -56,13 +60,14 @@ int
 py_interrupted(void *unused)
 {
     PyThreadState *thread = py_waiting;
+    bool is_main = syscall(SYS_gettid) == getpid();
     bool interrupted;
 
     (void)unused;
-    if (!thread || syscall(SYS_gettid) != getpid())
+    if (!thread || (!is_main && !py_waits_for))
         return 0;
     PyEval_RestoreThread(thread);
-    interrupted = run_handlers();
+    interrupted = (is_main && run_handlers()) || py_wait_is_cancelled();
     py_waiting = PyEval_SaveThread();
     return interrupted;
 }

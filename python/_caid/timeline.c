@@ -5,8 +5,6 @@
  */
 #include "handle.h"
 
-#include <errno.h>
-
 struct timeline_object {
     struct handle_object handle;
     struct caid_timeline *timeline;
@@ -54,44 +52,23 @@ timeline_signal(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
                                                                       stream, value, &error)));
 }
 
-struct wait {
-    struct caid_timeline *timeline;
-    uint64_t stream, value;
-    uint32_t flags;
-};
-
-static int
-wait_on(void *arg, uint64_t timeout_ns, struct caid_error *error)
-{
-    struct wait *wait = arg;
-    int r;
-
-    WITHOUT_GIL(r = caid_timeline_wait(wait->timeline, wait->stream, wait->value, timeout_ns,
-                                       wait->flags, error));
-    return r == -ETIMEDOUT ? 1 : r;
-}
-
 static PyObject *
 timeline_wait(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 {
-    struct wait wait = {.timeline = timeline(op)->timeline};
     struct handle_object *self = py_handle(op);
+    uint64_t stream, value, timeout_ns;
     struct caid_error error = {0};
-    uint64_t timeout_ns;
     PyObject *timeout;
     bool ahead;
     int r;
 
-    if (PY_ARGS(py_handle_state(op), "wait", PY_ARG(wait.stream), PY_ARG(wait.value),
-                PY_ARG(timeout), PY_ARG(ahead)) < 0 ||
+    if (PY_ARGS(py_handle_state(op), "wait", PY_ARG(stream), PY_ARG(value), PY_ARG(timeout),
+                PY_ARG(ahead)) < 0 ||
         py_timeout_get(timeout, &timeout_ns) < 0 || !py_handle_enter(self))
         return NULL;
-    wait.flags = ahead ? CAID_TIMELINE_AHEAD : 0;
-    r = py_wait(self, wait_on, &wait, timeout_ns, &error);
-    if (!PyErr_Occurred())
-        return py_none(py_handle_leave_with(self, r, &error));
-    py_handle_leave(self);
-    return NULL;
+    r = PY_WAIT(self, caid_timeline_wait(timeline(op)->timeline, stream, value, timeout_ns,
+                                         ahead ? CAID_TIMELINE_AHEAD : 0, &error));
+    return py_none(py_handle_leave_with(self, r, &error));
 }
 
 static PyObject *

@@ -1,24 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Waits that end when another thread closes the handle that is waited for. They are cut into
- * slices, and the handle is looked at between two slices. Ctrl-C ends a slice at once (signal.c).
+ * Waits that end when another thread closes the handle that is waited for. Each is one call of
+ * libcaid, so that nobody else has its turn or its place meanwhile. Whether the handle was closed
+ * is looked at when libcaid asks whether a signal is to end the call (signal.c).
  */
 #include "handle.h"
 
 #include <errno.h>
-#include <time.h>
 
-#define SLICE_NS 50000000ULL
 #define NS_PER_S 1000000000ULL
 
-static uint64_t
-now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
-}
+_Thread_local struct waiting *py_waits_for;
 
 int
 py_timeout_get(PyObject *op, uint64_t *ret_ns)
@@ -44,34 +36,32 @@ py_timeout_get(PyObject *op, uint64_t *ret_ns)
     return 0;
 }
 
-static int
-cancelled(const struct handle_object *self, struct caid_error *error)
+bool
+py_wait_is_cancelled(void)
 {
-    error->code = CAID_ERR_CANCELLED;
-    snprintf(error->message, sizeof(error->message), "the %s was closed", self->class->name);
-    return -ECANCELED;
+    struct waiting *waiting = py_waits_for;
+
+    if (waiting)
+        waiting->is_cancelled = waiting->handle->closing ||
+                                py_client_is_closed(waiting->handle->client);
+    return waiting && waiting->is_cancelled;
+}
+
+void
+py_wait_begin(struct waiting *waiting, const struct handle_object *handle)
+{
+    *waiting = (struct waiting){.handle = handle};
+    py_waits_for = waiting;
 }
 
 int
-py_wait(const struct handle_object *self, wait_slice *slice, void *arg, uint64_t timeout_ns,
-        struct caid_error *error)
+py_wait_end(const struct waiting *waiting, int r, struct caid_error *error)
 {
-    uint64_t deadline = timeout_ns == CAID_FOREVER ? CAID_FOREVER : now_ns() + timeout_ns;
-
-    for (;;) {
-        uint64_t now = now_ns();
-        uint64_t left = deadline == CAID_FOREVER ? CAID_FOREVER
-                        : deadline > now         ? deadline - now
-                                                 : 0;
-        int r = self->closing || py_client_is_closed(self->client)
-                    ? cancelled(self, error)
-                    : slice(arg, left < SLICE_NS ? left : SLICE_NS, error);
-
-        if (r != 1)
-            return r;
-        if (PyErr_CheckSignals() < 0)
-            return -EINTR;
-        if (left < SLICE_NS)
-            return -ETIMEDOUT;
-    }
+    py_waits_for = NULL;
+    if (r >= 0 || error->code != CAID_ERR_INTERRUPTED || !waiting->is_cancelled)
+        return r;
+    error->code = CAID_ERR_CANCELLED;
+    snprintf(error->message, sizeof(error->message), "the %s was closed",
+             waiting->handle->class->name);
+    return -ECANCELED;
 }

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Watch: news of a name, or of all with a prefix, one struct caid_watch. Made by Client._watch()
- * and _watch_prefix(), ended by close() or with the object. A wait is cut into slices (wait.c).
+ * and _watch_prefix(), ended by close() or with the object. A wait: wait.c.
  */
 #include "handle.h"
-
-#include <errno.h>
 
 struct watch_object {
     struct handle_object handle;
@@ -54,38 +52,21 @@ py_client_watch_prefix(PyObject *op, PyObject *const *args, Py_ssize_t n_args)
 
 /* ---- waiting ---- */
 
-struct look {
-    struct caid_watch *watch;
-    struct caid_change change;
-};
-
-static int
-look_slice(void *arg, uint64_t timeout_ns, struct caid_error *error)
-{
-    struct look *look = arg;
-    int r;
-
-    WITHOUT_GIL(r = caid_watch_next(look->watch, timeout_ns, &look->change, error));
-    return r == -ETIMEDOUT ? 1 : r;
-}
-
 static PyObject *
 watch_next(PyObject *op, PyObject *timeout)
 {
     struct handle_object *self = py_handle(op);
-    struct look look = {.watch = watch(op)->watch};
     struct caid_error error = {0};
+    struct caid_change change;
     uint64_t timeout_ns;
     int r;
 
     if (py_timeout_get(timeout, &timeout_ns) < 0 || !py_handle_enter(self))
         return NULL;
-    r = py_wait(self, look_slice, &look, timeout_ns, &error);
-    py_handle_leave(self);
-    if (r >= 0)
-        return Py_BuildValue("(sK)", look.change.name,
-                             (unsigned long long)look.change.generation);
-    return PyErr_Occurred() ? NULL : py_error_raise(self->client->state, r, &error);
+    r = PY_WAIT(self, caid_watch_next(watch(op)->watch, timeout_ns, &change, &error));
+    if (py_handle_leave_with(self, r, &error) < 0)
+        return NULL;
+    return Py_BuildValue("(sK)", change.name, (unsigned long long)change.generation);
 }
 
 /* ---- the type ---- */

@@ -21,7 +21,7 @@ from typing import Callable, NamedTuple
 
 import numpy
 import pytest
-from conftest import PATIENCE_S, Held, at_last, forked, in_a_thread, in_threads, refuses, run_async, softcuda, wait_until
+from conftest import PATIENCE_S, Held, at_last, forked, in_a_thread, in_thread, in_threads, refuses, run_async, softcuda, wait_until
 from restarts import Restarts
 
 import caid
@@ -507,6 +507,35 @@ def test_threads_get_no_frame_of_a_latest_twice(client, other):
 
 
 # --- asyncio ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["put", "get"])
+def test_a_thread_that_waits_keeps_its_turn(client, other, what):
+    """Another one is refused, however often it asks."""
+
+    def is_refused():
+        try:
+            begin(timeout=0)
+        except caid.InvalidError:
+            return True
+        except caid.TimedOutError:
+            return False
+
+    def wait():
+        while True:
+            with contextlib.suppress(caid.InvalidError):  # the other one had the turn
+                return begin(timeout=PATIENCE_S)
+
+    with made(client, other, memory="pinned", mode="fifo", slots=2) as (ch, r):
+        begin = ch.put if what == "put" else r.get
+        if what == "put":
+            put(ch, 1), put(ch, 2)
+        thread, frames = in_thread(wait)
+        wait_until(is_refused)
+        assert all(is_refused() for _ in range(500_000))
+        got(r) if what == "put" else put(ch, 1)
+        thread.join()
+        frames[0].end()
 
 
 def test_a_task_that_is_cancelled_ends_its_frame(fifo):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named timelines: times and values that are none, and what ends waits."""
 
+import itertools
 import time
 
 import pytest
@@ -147,13 +148,15 @@ def is_abandoned(timeline):
 
 
 def test_close_ends_the_waits_of_this_object(frames):
-    _, opened = frames
-    waits = [in_thread(lambda s=s: opened.wait(s, 1)) for s in (None, 1)]
+    tl, opened = frames
+    waits = [in_thread(lambda s=s: opened.wait(s, 2**40)) for s in (None, 1)]
     for thread, _ in waits:
         until_it_waits(thread)
     opened.close()
+    values = itertools.count(1)  # also while others wake them
+    wait_until(lambda: (tl.signal(None, next(values)), all(ended for _, ended in waits))[1])
     for thread, ended in waits:
-        thread.join(PATIENCE_S)
+        thread.join()
         assert isinstance(ended[0], caid.CancelledError), ended
 
 

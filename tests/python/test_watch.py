@@ -80,8 +80,9 @@ def test_close_ends_what_other_threads_wait_for(client):
     waiting, cancelled = in_thread(watch.get)
     time.sleep(0.01)
     watch.close()
-    thread.join(PATIENCE_S)
-    waiting.join(PATIENCE_S)
+    wait_until(lambda: (client.ping(), ended and cancelled)[1])  # whatever else comes from the daemon
+    thread.join()
+    waiting.join()
     assert ended == [[]] and watch.closed
     assert isinstance(cancelled[0], (caid.CancelledError, caid.ClosedError))
     watch.close()
