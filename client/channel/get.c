@@ -1,26 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A reader gets frames. What it knows of the producer, and how far it has come, is in the channel,
- * under its lock:
+ * A reader gets frames. How far it has come is in the channel, under its lock:
  *
- * view, producer  where the producer writes, and the page: of one, or none. get_begin() alone
- *                 changes them, when it takes an answer to JOIN up.
- * told            this producer's death has been told of: it counts as one that has closed.
- * next            fifo: the frame to be got next; latest: the oldest that would be new. A get that
- *                 takes a frame goes on to the one after it, and comes back if it fails.
- * since           latest: what comes before it does not count as missed.
- * let_go          what slot 0 of the own page was told last: place.c. fifo: below `next`.
- * doubts          frames that were got ahead, and ended, before they were submitted.
- * asked           what was announced before the present JOIN was made: see rejoin().
- * places          the frames that are open: place.c.
+ * next      fifo: the frame to be got next; latest: the oldest that would be new. A get that takes
+ *           a frame goes on to the one after it, and comes back if it fails.
+ * since     latest: what comes before it does not count as missed.
+ * producer  and view, told, asked: of whom it gets them (producer.c).
+ * places    and let_go, doubts: what it has got (place.c).
  *
  * caid_channel_get() takes a place, looks until there is a frame, has the stream wait for that one,
- * and opens the place. To look is to ask core_next() what there is, and to take that under the same
- * lock, so that two threads never get the same frame; where there is nothing, act() does what may
- * change that, without the lock. The thread of ready.c asks core_next(), too, and takes nothing.
- *
- * An announcement of a "latest" stays until the place has another one: its slot is one that the
- * producer does not miss.
+ * and opens the place. To look is to ask producer_next() what there is, and to take that under the
+ * same lock, so that two threads never get the same frame; where there is nothing, act() does what
+ * may change that, without the lock. The thread of ready.c asks, too, and takes nothing.
  */
 #include <errno.h>
 #include <string.h>
@@ -29,9 +20,6 @@
 #include "session/client.h"
 #include "session/interrupt.h"
 #include "session/options.h"
-
-/* Another thread asks for the next producer. */
-#define TURN_NS NSEC_PER_MSEC
 
 /* A call of caid_channel_get(). */
 struct getting {
@@ -52,83 +40,7 @@ own_tail(const struct caid_channel *channel)
     return channel_reader_of(channel->page->slots);
 }
 
-static struct channel_announcement *
-announcement_of(const struct caid_channel *channel, const struct place *place)
-{
-    return &own_tail(channel)->announcements[place - channel->places];
-}
-
-/* ---- producers ---- */
-
-/* The one before has ended: its frames that were not got are with the next one, or nowhere. Takes
- * the reference. */
-static void
-take_producer(struct caid_channel *channel, struct page *page, uint64_t counted)
-{
-    if (channel->producer != page)
-        channel->told = false;
-    if (channel->producer)
-        page_unref(channel->producer);
-    channel->producer = page;
-    channel->view.slot = page ? &page->slots[PAGE_SLOT] : NULL;
-    channel->view.table = page ? channel_table_of(page->slots) : NULL;
-    channel->asked.place = NULL;
-    if (channel->since || !counted)
-        return;
-    channel->since = counted;
-    channel->let_go = counted - 1;
-    if (!channel->latest)
-        channel->next = counted;
-}
-
-static enum answer
-answer_of(const struct caid_channel *channel)
-{
-    const struct page *known = channel->producer;
-
-    if (channel->joined)
-        return channel->joined == known ? ANSWER_SAME : ANSWER_OTHER;
-    return known && channel->former == known->id ? ANSWER_NONE : ANSWER_OTHER;
-}
-
-enum answer
-get_begin(struct caid_channel *channel)
-{
-    pthread_mutex_lock(&channel->lock);
-    pthread_mutex_lock(&channel->client->lock);
-    enum answer answer = answer_of(channel);
-    struct page *page = channel->joined;
-    uint64_t counted = channel->counted;
-    channel->joined = NULL;
-    channel->is_answered = false;
-    pthread_mutex_unlock(&channel->client->lock);
-    take_producer(channel, page, counted);
-    pthread_mutex_unlock(&channel->lock);
-    return answer;
-}
-
-int
-get_tell_death(struct caid_channel *channel, const struct page *producer,
-               struct caid_error *error)
-{
-    if (producer == channel->producer) {
-        channel->told = true;
-        channel->doubts = (struct doubts){0};
-    }
-    return fail(error, CAID_ERR_ABANDONED, "channel \"%s\": its producer has died",
-                channel_name(channel));
-}
-
 /* ---- to look ---- */
-
-/* What a get would find. */
-static enum core_step
-peek(const struct caid_channel *channel, bool host, uint64_t *ret_wanted)
-{
-    enum core_step step = core_next(&channel->view, host, channel->next, ret_wanted);
-
-    return step == CORE_DEAD && channel->told ? CORE_CLOSED : step;
-}
 
 /* The frame is this call's, and none before it any more. */
 static void
@@ -193,7 +105,7 @@ try_take(struct getting *g, enum core_step *step, struct caid_error *error)
 
     g->word = next_word(channel);
     if (channel->latest)
-        *step = core_secure(&channel->view, announcement_of(channel, g->place),
+        *step = core_secure(&channel->view, place_announcement(channel, g->place),
                             channel_waits(g->lane), channel->next, &g->word);
     if (*step == CORE_GOT || *step == CORE_LAST)
         r = read_entry(g, step, error);
@@ -223,7 +135,7 @@ look(struct getting *g, enum core_step *ret, struct fence *ret_wanted, struct ca
         return r;
     *ret_wanted = (struct fence){.slot = PAGE_SLOT};
     do {
-        *ret = peek(channel, channel_waits(g->lane), &ret_wanted->value);
+        *ret = producer_next(channel, channel_waits(g->lane), &ret_wanted->value);
         r = place_settle(channel, error);
         if (r == 0 && (*ret == CORE_GOT || *ret == CORE_LAST))
             r = try_take(g, ret, error);
@@ -231,7 +143,7 @@ look(struct getting *g, enum core_step *ret, struct fence *ret_wanted, struct ca
     if (r < 0)
         return r;
     if (*ret == CORE_DEAD)
-        return get_tell_death(channel, channel->producer, error);
+        return producer_tell_death(channel, channel->producer, error);
     if (!channel->latest && *ret != CORE_GOT)
         place_pass_voids(channel);
     if (*ret == CORE_NOTHING && g->ahead) {
@@ -254,37 +166,6 @@ pause_for(struct getting *g, struct caid_error *error)
     return interrupt_pause(g->channel->client, &g->pauses, g->deadline_ns, error);
 }
 
-/* Asks for a producer: for the next one, which it waits for, or what the daemon knows now. 1: there
- * was none after the one that is known. */
-static int
-ask(struct getting *g, bool wait, struct caid_error *error)
-{
-    int r = member_join(g->channel, wait, g->deadline_ns, error);
-    if (r < 0)
-        return r;
-    enum answer answer = get_begin(g->channel);
-    return answer == ANSWER_SAME ? pause_for(g, error) : answer == ANSWER_NONE;
-}
-
-/* Whether JOIN, which is still to be made or answered, is younger than the announcement of this
- * word: this call's own, or that of the call which has made JOIN. */
-static bool
-is_asked(const struct getting *g)
-{
-    struct caid_channel *channel = g->channel;
-    struct asked *asked = &channel->asked;
-
-    pthread_mutex_lock(&channel->lock);
-    pthread_mutex_lock(&channel->client->lock);
-    if (channel->join.state == CALL_IDLE && !channel->is_answered)
-        *asked = (struct asked){.place = g->place, .word = g->word};
-    pthread_mutex_unlock(&channel->client->lock);
-    bool younger = asked->place && asked->word == g->word &&
-                   channel_load(&announcement_of(channel, asked->place)->word) == g->word;
-    pthread_mutex_unlock(&channel->lock);
-    return younger;
-}
-
 /* Unless another thread has got it meanwhile. */
 static bool
 take_last(struct getting *g)
@@ -297,22 +178,17 @@ take_last(struct getting *g)
     return is_new;
 }
 
-/* Asks for the next producer. The last frame of one that has closed is safe if there was none when
- * the daemon looked, and it was announced before: the next one looks at the announcement. A call
- * that ends before the answer leaves both to the next call. 1: it has that frame. */
+/* Asks for the next producer. 1: it has the last frame of one that has closed. */
 static int
 rejoin(struct getting *g, bool last, struct caid_error *error)
 {
-    struct caid_channel *channel = g->channel;
+    const struct announced announced = {.place = g->place, .word = g->word};
+    enum answer answer;
 
-    if (atomic_exchange(&channel->rejoining, true)) {
-        clock_pause_ns(TURN_NS);
-        return pause_for(g, error);
-    }
-    bool is_safe = last && is_asked(g);
-    int r = ask(g, !last, error);
-    atomic_store(&channel->rejoining, false);
-    return r > 0 ? is_safe && take_last(g) : r;
+    int r = producer_ask(g->channel, last ? &announced : NULL, g->deadline_ns, &answer, error);
+    if (r < 0)
+        return r;
+    return answer == ANSWER_SAME ? pause_for(g, error) : answer == ANSWER_SAFE && take_last(g);
 }
 
 /* 1: it has got the frame. 0: it is to look again. */
@@ -395,7 +271,7 @@ get(struct getting *g, struct caid_error *error)
         r = follow(g, &fence, error);
     pthread_mutex_lock(&channel->lock);
     if (r > 0)
-        r = get_tell_death(channel, fence.page, error);
+        r = producer_tell_death(channel, fence.page, error);
     if (r < 0) {
         put_back(g);
         fence_drop(&fence);
@@ -516,7 +392,7 @@ due_of(struct caid_channel *channel, bool host)
 
     if (place_can_settle(channel))
         return DUE_NOW;
-    switch (peek(channel, host, &unused)) {
+    switch (producer_next(channel, host, &unused)) {
     case CORE_NOTHING: return DUE_SUBMIT;
     case CORE_COMES: return DUE_LAND;
     case CORE_LAST:

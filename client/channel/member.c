@@ -190,8 +190,8 @@ member_join(struct caid_channel *channel, bool wait, uint64_t deadline_ns,
 
 /* ---- MEMBERS ---- */
 
-static void
-drop_others(struct others *others)
+void
+others_drop(struct others *others)
 {
     while (others->n > 0)
         page_unref(others->pages[--others->n]);
@@ -233,7 +233,7 @@ take_members(struct caid_client *client, struct call *call, const void *reply,
     for (uint32_t i = 0; r == 0 && i < result->n_members; i++)
         r = take_member(channel, &result->members[i]);
     if (r < 0)
-        drop_others(&channel->news);
+        others_drop(&channel->news);
     channel->members_params.seen = result->version;
     return r;
 }
@@ -276,7 +276,7 @@ take_news(struct caid_channel *channel, struct others *news)
 {
     for (size_t i = 0; i < news->n; i++)
         news->views[i].admitted = admit(channel, news, i);
-    drop_others(&channel->readers);
+    others_drop(&channel->readers);
     channel->readers = *news;
 }
 
@@ -419,7 +419,7 @@ member_leave(struct caid_channel *channel)
 {
     struct caid_client *client = channel->client;
 
-    drop_others(&channel->news);
+    others_drop(&channel->news);
     if (channel->joined)
         page_unref(channel->joined);
     channel->joined = NULL;

@@ -198,7 +198,7 @@ check_contents(struct caid_channel *channel, struct place *place, struct caid_er
 
     int r = fence_look(&place->data, false, &state, error);
     if (r == 0 && state == FENCE_LOST)
-        r = get_tell_death(channel, place->data.page, error);
+        r = producer_tell_death(channel, place->data.page, error);
     else if (r == 0 && place->ahead && place->data.page == channel->producer)
         r = check_ahead(channel, place->sequence, error);
     fence_drop(&place->data);

@@ -104,10 +104,8 @@ channel_list(struct caid_channel *channel)
 static void
 drop_pages(struct caid_channel *channel)
 {
-    while (channel->readers.n > 0)
-        page_unref(channel->readers.pages[--channel->readers.n]);
-    while (channel->news.n > 0)
-        page_unref(channel->news.pages[--channel->news.n]);
+    others_drop(&channel->readers);
+    others_drop(&channel->news);
     if (channel->producer)
         page_unref(channel->producer);
     if (channel->joined)
@@ -554,7 +552,7 @@ join(struct caid_channel *channel, const struct caid_channel_options *o, uint64_
                     "channel \"%s\": no producer has let this reader in, in time",
                     channel_name(channel));
     if (r == 0)
-        get_begin(channel);
+        producer_take_answer(channel);
     return r;
 }
 

@@ -93,8 +93,8 @@ struct doubts {
     uint64_t from, to; /* to: the one after the last */
 };
 
-struct asked {
-    const struct place *place; /* of the announcement; NULL: none */
+struct announced {
+    const struct place *place; /* NULL: none is */
     uint64_t word;
 };
 
@@ -138,13 +138,13 @@ struct caid_channel {
     uint32_t slot; /* of the frame that is put, whose sequence is core.last + 1 */
     struct lane *lane;
 
-    /* A reader's; under lock, too: get.c. */
+    /* A reader's; under lock, too: get.c, producer.c, place.c. */
     struct core_view view;
     struct page *producer;
     bool told;
     uint64_t since, next, let_go;
     struct doubts doubts;
-    struct asked asked;
+    struct announced asked;
     struct place places[CHANNEL_DEPTH_MAX];
     struct ready ready;
 
@@ -209,6 +209,7 @@ void member_leave(struct caid_channel *channel);
  * CAID_ERR_TIMEOUT: it stands on. */
 int member_join(struct caid_channel *channel, bool wait, uint64_t deadline_ns,
                 struct caid_error *error);
+void others_drop(struct others *others);
 /* The producer, which has joined, begins: asks who is there, and lets them in. */
 int member_begin(struct caid_channel *channel, uint64_t deadline_ns, struct caid_error *error);
 
@@ -253,18 +254,35 @@ enum due get_due(struct caid_channel *channel, bool host, uint64_t *ret_submitte
 /* CAID_ERR_INVALID: it is the producer's. */
 int get_check_reader(const struct caid_channel *channel, struct caid_error *error);
 
+/* ---- producer.c ---- */
+
 enum answer {
-    ANSWER_OTHER,
-    ANSWER_SAME, /* the producer that is known already */
-    ANSWER_NONE, /* there was none yet after that one */
+    ANSWER_OTHER, /* another producer, or none */
+    ANSWER_SAME,  /* the one that is known already; or another thread is asking */
+    ANSWER_SAFE,  /* there was none after that one: the frame that was announced is safe */
 };
 /* Takes the answer to JOIN up. */
-enum answer get_begin(struct caid_channel *channel);
+enum answer producer_take_answer(struct caid_channel *channel);
+/* Makes JOIN, or goes on with the one that stands, and takes the answer up: for the next producer,
+ * or, with the last frame of this one, for what there is. CAID_ERR_TIMEOUT. */
+int producer_ask(struct caid_channel *channel, const struct announced *last,
+                 uint64_t deadline_ns, enum answer *ret, struct caid_error *error);
+/* What a get would find. Under channel->lock. */
+enum core_step producer_next(const struct caid_channel *channel, bool host,
+                             uint64_t *ret_wanted);
 /* CAID_ERR_ABANDONED. Of the present producer it is told once. Under channel->lock. */
-int get_tell_death(struct caid_channel *channel, const struct page *producer,
-                   struct caid_error *error);
+int producer_tell_death(struct caid_channel *channel, const struct page *producer,
+                        struct caid_error *error);
 
 /* ---- place.c: under channel->lock ---- */
+
+/* "latest": of what the place has; it stays until another one takes its place, since the producer
+ * does not miss its slot. */
+static inline struct channel_announcement *
+place_announcement(const struct caid_channel *channel, const struct place *place)
+{
+    return &channel_reader_of(channel->page->slots)->announcements[place - channel->places];
+}
 
 /* One that is free. NULL: none is before *ret_release has landed; UINT64_MAX: before one ends. */
 struct place *place_find(struct caid_channel *channel, uint64_t *ret_release);
