@@ -11,6 +11,10 @@
 
 /* A member that leaves is looked at again after this time. */
 #define RETRY_NS (50 * NSEC_PER_MSEC)
+/* A client that closes waits so long for what was signalled in pages that end: nobody kills them
+ * afterwards, while the process lives. */
+#define CLOSE_NS       NSEC_PER_SEC
+#define CLOSE_PAUSE_NS NSEC_PER_MSEC
 
 /* ---- pages ---- */
 
@@ -392,7 +396,25 @@ is_over(const struct member *member)
            (member->produces || timeline_is_dead(&member->page->slots[PAGE_SLOT]));
 }
 
-/* When there is something to do for members that leave. */
+/* Whether its page is to be killed. */
+static bool
+is_broken(const struct member *member)
+{
+    return atomic_load(&member->page->ends) &&
+           !timeline_is_dead(&member->page->slots[PAGE_SLOT]);
+}
+
+/* All that was signalled has landed. Who is told that it leaves finds a dead page. */
+static void
+settle(struct member *member)
+{
+    if (is_broken(member))
+        timeline_kill_page(member->page->slots);
+    if (member->state == MEMBER_LEAVING)
+        member->state = member->id ? MEMBER_TO_TELL : MEMBER_GONE;
+}
+
+/* When there is something to do for members that leave, or whose pages end. */
 static void
 tidy_members(struct caid_client *client)
 {
@@ -401,10 +423,12 @@ tidy_members(struct caid_client *client)
 
     channels->due = UINT64_MAX;
     LIST_FOREACH(member, &channels->members, entry) {
-        if (member->state == MEMBER_LEAVING && !page_has_landed(member->page))
+        if (member->state != MEMBER_LEAVING && !is_broken(member))
+            continue;
+        if (page_has_landed(member->page))
+            settle(member);
+        else
             channels->due = clock_now_ns() + RETRY_NS;
-        else if (member->state == MEMBER_LEAVING)
-            member->state = member->id ? MEMBER_TO_TELL : MEMBER_GONE;
     }
     call_flush(client);
     for (member = LIST_FIRST(&channels->members); member; member = next) {
@@ -435,6 +459,15 @@ member_leave(struct caid_channel *channel)
     } else {
         call_cancel(client, &channel->join); /* it leaves when that is over */
     }
+}
+
+void
+member_break(struct caid_channel *channel)
+{
+    atomic_store(&channel->page->ends, true);
+    client_enter_anyway(channel->client);
+    channel->client->channels->due = 0;
+    client_leave(channel->client);
 }
 
 /* A producer whose page was killed here puts no more: its place is free for another one. */
@@ -586,14 +619,35 @@ channels_init(struct channels *channels)
     channels->due = UINT64_MAX;
 }
 
+static bool
+some_are_broken(const struct channels *channels)
+{
+    const struct member *member;
+
+    LIST_FOREACH(member, &channels->members, entry)
+        if (is_broken(member))
+            return true;
+    return false;
+}
+
 void
 channels_close(struct caid_client *client)
 {
+    uint64_t deadline_ns = clock_now_ns() + CLOSE_NS;
+    struct channels *channels = client->channels;
     struct caid_channel *channel;
 
-    LIST_FOREACH(channel, &client->channels->all, entry)
+    LIST_FOREACH(channel, &channels->all, entry)
         if (channel->produces)
             put_mark_closed(channel);
+    for (;;) {
+        tidy_members(client);
+        if (!some_are_broken(channels) || clock_now_ns() >= deadline_ns)
+            return;
+        pthread_mutex_unlock(&client->lock);
+        clock_pause_ns(CLOSE_PAUSE_NS);
+        pthread_mutex_lock(&client->lock);
+    }
 }
 
 static void

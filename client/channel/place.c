@@ -260,31 +260,45 @@ end(struct caid_channel *channel, uint64_t sequence, struct lane *lane,
     return r;
 }
 
+/* On the stream that it was got on. */
+static void
+end_where_got(struct caid_channel *channel, uint64_t sequence)
+{
+    struct lane *lane = NULL;
+
+    pthread_mutex_lock(&channel->lock);
+    const struct place *place = find_open(channel, sequence);
+    if (place && place->lane) {
+        lane = place->lane;
+        atomic_fetch_add_explicit(&lane->refs, 1, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&channel->lock);
+    end(channel, sequence, lane, NULL);
+}
+
+/* What a stream of a dead context was to do with the frame is over. */
 int
 caid_channel_end(struct caid_channel *channel, const struct caid_frame *frame, uint64_t stream,
                  struct caid_error *error)
 {
     struct lane *lane = NULL;
+    struct caid_error why = {0};
 
     int r = CHECK_GIVEN_OF(channel, frame, error);
-    if (r == 0 && stream != 0)
-        r = channel_lane(channel, stream, &lane, error);
     if (r < 0)
         return r;
+    if (stream != 0 && channel_lane(channel, stream, &lane, &why) < 0) {
+        if (gpu_is_gone((CUresult)why.cuda_result))
+            end_where_got(channel, frame->sequence);
+        return fail_again(error, &why);
+    }
     return end(channel, frame->sequence, lane, error);
 }
 
 void
 places_close(struct caid_channel *channel)
 {
-    for (uint32_t i = 0; i < channel->depth; i++) {
-        struct place *place = &channel->places[i];
-        struct lane *lane = place->lane;
-
-        if (place->state != PLACE_OPEN)
-            continue;
-        if (lane)
-            atomic_fetch_add_explicit(&lane->refs, 1, memory_order_relaxed);
-        end(channel, place->sequence, lane, NULL);
-    }
+    for (uint32_t i = 0; i < channel->depth; i++)
+        if (channel->places[i].state == PLACE_OPEN)
+            end_where_got(channel, channel->places[i].sequence);
 }

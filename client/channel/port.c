@@ -41,6 +41,15 @@ channel_name(const struct caid_channel *channel)
 }
 
 int
+channel_fail_broken(const struct caid_channel *channel, struct caid_error *error)
+{
+    return fail(error, CAID_ERR_ABANDONED,
+                "channel \"%s\": a stream was to signal in it that cannot: its CUDA context "
+                "failed, or it captured a graph",
+                channel_name(channel));
+}
+
+int
 channel_check(const struct caid_channel *channel, struct caid_error *error)
 {
     struct caid_client *client = channel->client;
@@ -51,11 +60,7 @@ channel_check(const struct caid_channel *channel, struct caid_error *error)
         pthread_mutex_unlock(&client->lock);
         return r;
     }
-    if (timeline_is_dead(channel_slot_of(channel)))
-        return fail(error, CAID_ERR_ABANDONED,
-                    "channel \"%s\": the CUDA context failed that had to signal in it",
-                    channel_name(channel));
-    return 0;
+    return channel_is_broken(channel) ? channel_fail_broken(channel, error) : 0;
 }
 
 int

@@ -65,7 +65,8 @@ struct channels { /* under the client's lock */
 extern const struct feature channel_feature;
 
 void channels_init(struct channels *channels);
-/* The client closes: producers end as those that close do. Under the client's lock. */
+/* The client closes: producers end as those that close do. Under the client's lock, which it drops
+ * meanwhile. */
 void channels_close(struct caid_client *client);
 
 /* ---- the channel ---- */
@@ -183,6 +184,15 @@ channel_waits(const struct lane *lane)
 
 /* What the channel is for, in errors. */
 const char *channel_name(const struct caid_channel *channel);
+
+/* Whether nothing can be signalled in the own page any more. */
+static inline bool
+channel_is_broken(const struct caid_channel *channel)
+{
+    return atomic_load(&channel->page->ends) || timeline_is_dead(channel_slot_of(channel));
+}
+
+int channel_fail_broken(const struct caid_channel *channel, struct caid_error *error);
 /* Whether it can be used: the connection, the own page. */
 int channel_check(const struct caid_channel *channel, struct caid_error *error);
 /* It is known to the hooks. Under the client's lock. */
@@ -212,6 +222,9 @@ int member_join(struct caid_channel *channel, bool wait, uint64_t deadline_ns,
 void others_drop(struct others *others);
 /* The producer, which has joined, begins: asks who is there, and lets them in. */
 int member_begin(struct caid_channel *channel, uint64_t deadline_ns, struct caid_error *error);
+/* Nothing more is signalled in the own page. The client's thread kills it when all that was has
+ * landed: a value that lands later would make it a living one again. */
+void member_break(struct caid_channel *channel);
 
 /* ---- signal.c ---- */
 
@@ -224,8 +237,8 @@ bool signal_is_behind(const struct caid_channel *channel, const struct lane *lan
 /* A slot of the own page that the host has to wait for before a signal by this lane, or -1. */
 int signal_find_wait(const struct caid_channel *channel, const struct lane *lane);
 /* Signals a value of the own page when the lane, or the host, has come to here and the fences have
- * passed. Where that cannot be enqueued, the host waits; else the page is killed when what was
- * signalled before has landed. */
+ * passed. Where that cannot be enqueued, the host waits; else the page ends by member_break().
+ * Never CAID_ERR_INVALID or _INTERRUPTED. */
 int signal_value(struct caid_channel *channel, struct lane *lane, struct fence *after, size_t n,
                  uint32_t slot, uint64_t value, struct caid_error *error);
 /* The host does. Wakes nobody. */

@@ -360,7 +360,7 @@ put_close(struct caid_channel *channel)
 void
 put_mark_closed(struct caid_channel *channel)
 {
-    if (!timeline_is_dead(channel_slot_of(channel))) /* of that readers are told */
+    if (!channel_is_broken(channel)) /* of that readers are told */
         channel_store(&channel->core.table->closed, 1);
     timeline_wake(channel_slot_of(channel));
 }

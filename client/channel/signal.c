@@ -2,8 +2,6 @@
 #include "port.h"
 #include "session/client.h"
 
-#define LAND_PAUSE_NS (100 * NSEC_PER_USEC)
-
 struct fence
 signal_fence(const struct caid_channel *channel, uint32_t slot)
 {
@@ -49,20 +47,16 @@ wait_for_all(const struct caid_channel *channel, const struct fence *fences, siz
     return true;
 }
 
-/* What is on its way would make the page a living one again: it lands first. What a dead context
- * was to signal never does. */
-static void
-kill_page(const struct caid_channel *channel, const struct lane *lane,
-          const struct caid_error *why)
+/* The frame has ended: other codes would say that it has not. */
+static int
+fail_for_good(struct caid_channel *channel, const struct caid_error *why,
+              struct caid_error *error)
 {
-    const struct page *page = channel->page;
-    bool is_gone = gpu_is_gone((CUresult)why->cuda_result);
-
-    for (uint32_t i = 0; i < TIMELINE_SLOTS; i++)
-        while (!page_slot_has_landed(page, i) &&
-               !(is_gone && page->of_slot[i].context == lane->context))
-            clock_pause_ns(LAND_PAUSE_NS);
-    timeline_kill_page(channel->page->slots);
+    member_break(channel);
+    if (why->code != CAID_ERR_INVALID && why->code != CAID_ERR_INTERRUPTED)
+        return fail_again(error, why);
+    return fail(error, CAID_ERR_ABANDONED, "channel \"%s\" cannot be signalled in any more: %s",
+                channel_name(channel), why->message);
 }
 
 int
@@ -72,6 +66,10 @@ signal_value(struct caid_channel *channel, struct lane *lane, struct fence *afte
     struct caid_client *client = channel->client;
     struct caid_error why = {0};
 
+    if (channel_is_broken(channel) || timeline_is_dead(&channel->page->slots[slot])) {
+        member_break(channel);
+        return channel_fail_broken(channel, error);
+    }
     if (!lane) {
         signal_raise(channel, slot, value);
         return 0;
@@ -86,8 +84,7 @@ signal_value(struct caid_channel *channel, struct lane *lane, struct fence *afte
         timeline_wake(&channel->page->slots[slot]);
         return 0;
     }
-    kill_page(channel, lane, &why);
-    return fail_again(error, &why);
+    return fail_for_good(channel, &why, error);
 }
 
 void

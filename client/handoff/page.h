@@ -99,6 +99,8 @@ struct page {
     struct registration *registration; /* NULL: the driver does not know the page */
     _Atomic CUdeviceptr ptr;           /* of the slots; 0: not known */
 
+    atomic_bool ends; /* own: a channel's, in which no more is signalled (channel/member.c) */
+
     LIST_ENTRY(page) of_lanes; /* own: lanes.pages, for the streams' slots; under lanes.lock */
 
     struct page_slot of_slot[TIMELINE_SLOTS];

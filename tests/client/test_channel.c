@@ -625,43 +625,59 @@ CHANNEL_TEST(a_put_is_committed_after_a_capture)
         get_streamed(i);
 }
 
-static void *
-abandon(void *frame)
-{
-    return caid_channel_abandon(o.put, frame, NULL) < 0 ? frame : NULL;
-}
-
 /* The producer ends as one that died, and nothing comes after that: the frame before is there
- * first. */
-static void
-give_captured_up(const char *mode, bool is_kept)
+ * first. Nobody waits for it. */
+static _Atomic uint64_t *
+give_captured_up(const char *mode)
 {
     struct caid_frame frame;
-    pthread_t thread;
-    void *failed;
 
     _Atomic uint64_t *gate = begin_captured(mode, &frame);
-    cr_assert_eq(pthread_create(&thread, NULL, abandon, &frame), 0);
-    usleep(20 * 1000); /* what is too early is seen then */
-    atomic_store(gate, 1);
-    cr_assert_eq(pthread_join(thread, &failed), 0);
-    cr_assert_not_null(failed);
-    end_captured(gate);
-    if (is_kept)
-        get_streamed(1);
-    assert_failed(try_get(CAID_FOREVER), CAID_ERR_ABANDONED);
+    assert_failed(caid_channel_abandon(o.put, &frame, &error), CAID_ERR_ABANDONED);
+    cr_assert(strstr(error.message, "captures"), "%s", error.message);
+    assert_failed(caid_channel_abandon(o.put, &frame, &error), CAID_ERR_INVALID);
     assert_failed(caid_channel_begin(o.put, 0, 0, &frame, &error), CAID_ERR_ABANDONED);
+    /* what is too early is seen then */
+    assert_failed(try_get(50 * NSEC_PER_MSEC), CAID_ERR_TIMEOUT);
+    return gate;
+}
+
+/* Perhaps after a frame that landed before that. */
+static void
+check_told(void)
+{
+    while (try_get(CAID_FOREVER) == 0)
+        end_frame();
+    cr_assert_eq(error.code, CAID_ERR_ABANDONED, "%s", error.message);
     assert_failed(try_get(0), CAID_ERR_TIMEOUT);
 }
 
 CHANNEL_TEST(a_put_is_given_up_in_a_capture_latest)
 {
-    give_captured_up("latest", false);
+    end_captured(give_captured_up("latest"));
+    check_told();
 }
 
 CHANNEL_TEST(a_put_is_given_up_in_a_capture_fifo)
 {
-    give_captured_up("fifo", true);
+    end_captured(give_captured_up("fifo"));
+    get_streamed(1);
+    check_told();
+}
+
+/* Its process lives on. */
+CHANNEL_TEST(a_client_closes_after_a_put_was_given_up_in_a_capture)
+{
+    _Atomic uint64_t *gate = give_captured_up("fifo");
+
+    atomic_store(gate, 1);
+    get_streamed(1);
+    caid_client_close(o.client);
+    check_told();
+    end_captured(gate);
+    caid_channel_close(o.put);
+    o.put = NULL;
+    o.client = daemon_connect(&f.daemon);
 }
 
 CHANNEL_TEST(ahead_a_frame_is_got_before_it_is_put)
@@ -931,6 +947,26 @@ SOFT_TEST(a_producer_whose_context_dies_makes_room_latest)
 SOFT_TEST(a_producer_whose_context_dies_makes_room_fifo)
 {
     context_dies("fifo");
+}
+
+/* It has let go of everything, for good: what ends later does not make it a living one again. */
+SOFT_TEST(a_reader_whose_context_dies_holds_nothing)
+{
+    struct caid_frame first;
+
+    begin_streams("fifo", 2);
+    put_on_stream();
+    put_on_stream();
+    assert_ok(caid_stream_synchronize(f.client, o.stream, 0, &error));
+    assert_ok(caid_channel_get(o.get, o.stream, CAID_FOREVER, 0, &first, &error));
+    assert_ok(caid_channel_get(o.get, o.stream, CAID_FOREVER, 0, &o.frame, &error));
+    soft_control(&f.gpu, "fail *=LAUNCH_FAILED");
+    cr_assert_lt(caid_channel_end(o.get, &first, o.stream, &error), 0);
+    soft_control(&f.gpu, "clear");
+    assert_failed(caid_channel_end(o.get, &o.frame, o.stream, &error), CAID_ERR_ABANDONED);
+    assert_failed(try_get(0), CAID_ERR_ABANDONED);
+    for (int i = 0; i < 20; i++)
+        put_on_stream();
 }
 
 static void *

@@ -128,6 +128,21 @@ def test_a_frame_whose_stream_captures_a_graph_stays_open(client, other, stream,
         assert got(r)[::2] == (n, 7)
 
 
+@pytest.mark.parametrize("mode", ["latest", "fifo"])
+def test_a_put_that_is_given_up_in_a_capture_ends_its_producer(client, other, stream, mode):
+    with made(client, other, mode=mode) as (ch, r), contextlib.ExitStack() as graph:
+        with pytest.raises(ZeroDivisionError), ch.put(stream.handle.value) as frame:
+            graph.enter_context(stream.captures())
+            raise ZeroDivisionError
+        assert not frame.is_open
+        with pytest.raises(caid.ClosedError):
+            frame.end()
+        with pytest.raises(caid.AbandonedError, match="captured a graph"):
+            ch.put()
+        with pytest.raises(caid.AbandonedError):
+            r.get()
+
+
 def test_iteration_ends_each_frame(fifo):
     ch, r = fifo
     seen = []

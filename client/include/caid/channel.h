@@ -103,7 +103,8 @@ int caid_channel_begin(struct caid_channel *channel, uint64_t stream, uint64_t t
 int caid_channel_commit(struct caid_channel *channel, const struct caid_frame *frame,
                         struct caid_error *error);
 /* Ends it in any case, in place of a commit: nobody gets it. Where the stream cannot be used, not
- * even to wait for it, the producer ends as one that died, when its former frames are there. */
+ * even to wait for it, this fails, and the producer ends as one that died, when its former frames
+ * are there; CAID_ERR_ABANDONED from now on. */
 int caid_channel_abandon(struct caid_channel *channel, const struct caid_frame *frame,
                          struct caid_error *error);
 
@@ -133,7 +134,8 @@ int caid_channel_get(struct caid_channel *channel, uint64_t stream, uint64_t tim
 int caid_channel_get_fd(struct caid_channel *channel, struct caid_error *error);
 
 /* Lets go of it, also where it fails, when the stream has come to here. CAID_ERR_ABANDONED: the
- * producer died before the frame was whole; 0 where that is not so by now: caid_stream_check().
+ * producer died before the frame was whole; 0 where that is not so by now: caid_stream_check(). Or
+ * no stream of this reader can signal any more, since its context died: all its calls say so.
  * CAID_ERR_INVALID: as of the commit; the frame stays open. */
 int caid_channel_end(struct caid_channel *channel, const struct caid_frame *frame,
                      uint64_t stream, struct caid_error *error);

@@ -373,10 +373,11 @@ class Channel(Named, _caid.Channel):
         TimedOutError
             There is none; also a TimeoutError.
         AbandonedError
-            The producer has died. This is said once; the next call waits for the next producer.
+            The producer has died. This is said once; the next call waits for the next producer. Or no stream of this
+            reader can signal any more, since its context died.
         InvalidError
-            The channel is its producer's; as many frames are open as `depth` says, those that a buffer or a tensor
-            keeps open among them.
+            The channel is its producer's; as many frames are open as `depth` says, among them those that a buffer or
+            a tensor keeps open, that other threads wait for, or that, of a "fifo", ended before an older one.
         DeviceError, ClosedError, CancelledError, DisconnectedError, ValueError, TypeError
             As for put().
         ProtocolError
