@@ -102,11 +102,11 @@ set_check(struct conn *conn, uint64_t id, uint32_t n, struct array **ret, struct
         return refuse(r, PROTO_ERR_PERMISSION, "a set is filled by its creator, uid %u",
                       (unsigned int)array->charge.user->uid);
     if (lease->readonly || array->span || array->name[0] || array->is_companion ||
-        array->is_whole || array->n_sets)
+        array->is_whole || array->is_part || array->n_sets)
         return refuse(
             r, PROTO_ERR_INVALID,
             "a set is leased \"rw\", has no bytes and no parts, never had a name, and is "
-            "kept by no other array");
+            "no part and kept by no other array");
     if (array->is_set && array->set->n + n > PROTO_SET_MAX)
         return refuse(r, PROTO_ERR_INVALID, "a set has at most %d members", PROTO_SET_MAX);
     *ret = lease->array;

@@ -34,7 +34,7 @@ expect_set(struct model *m, struct m_request *r, const struct m_slot *slot,
     model_refuse(r, !model_may(m, slot, s->pool, 2) || s->uid != slot->uid, ERR(PERMISSION));
     model_refuse(r,
                  set->readonly || s->span || s->last_name != M_NONE || s->keeper != M_NONE ||
-                     s->n_sets || s->n_parts,
+                     s->n_sets || s->n_parts || s->whole != M_NONE,
                  ERR(INVALID));
     r->may_fail |= s->fenced || s->was_kept ? ERR(INVALID) : 0; /* a part may linger */
 }

@@ -308,6 +308,27 @@ CORE_TEST(set_parts, keep_nothing_in_a_circle, h_sharing)
     cr_assert_eq(charged(h).arrays, was - 2);
 }
 
+/* Nor is a part that has no bytes a set, when the set that it was in has gone. */
+CORE_TEST(set_parts, are_no_sets, h_sharing)
+{
+    const struct msg_member none[] = {member_at("a", 0, &(int64_t){0})};
+    const struct msg_str key = MSG_STR("a");
+    uint64_t a = h_connect(h, 1000, 1000), whole, set;
+
+    make(h, a, &whole, &set);
+    h_stage_parts(h, a, set, whole, none, 1, false);
+    uint64_t part = h_request(h, a, MSG_OPEN,
+                              &(struct msg_open_params){.names = {&key, 1},
+                                                        .of = set,
+                                                        .mode = MSG_STR("rw")})
+                        ->lease;
+    cr_assert_eq(h->replies[a].error, 0);
+    h_close(h, a, set);
+    h_request(h, a, MSG_STAGE, &(struct msg_stage_params){part, {&key, 1}, {&whole, 1}});
+    cr_assert_eq(h->replies[a].error, PROTO_ERR_INVALID);
+    cr_assert_eq(h_stage_parts(h, a, part, whole, none, 1, false)->error, PROTO_ERR_INVALID);
+}
+
 static uint64_t host_limit;
 
 static void
