@@ -24,9 +24,10 @@ from fake_daemon import DEVICE, HELLO, fake_daemon  # noqa: E402
 @contextlib.contextmanager
 def interrupted(expected=KeyboardInterrupt):
     """The main thread gets a SIGINT in here, as from a terminal, once it has come to wait."""
-    woken, main = threading.Event(), threading.get_native_id()
+    begun, woken, main = threading.Event(), threading.Event(), threading.get_native_id()
 
     def press():
+        begun.wait()
         while not (woken.is_set() or is_asleep(f"self/task/{main}")):
             pass
         if not woken.is_set():
@@ -38,6 +39,7 @@ def interrupted(expected=KeyboardInterrupt):
     thread.start()
     try:
         with pytest.raises(expected):
+            begun.set()
             yield
     finally:
         woken.set()
