@@ -350,11 +350,10 @@ caid_client_parse_device(struct caid_client *client, const char *text, int32_t *
         if (is_of_process(drv, text, &ordinal))
             return ordinal_index(client, ordinal, ret, error);
     }
-    return fail(
-        error, CAID_ERR_DEVICE,
-        "no device \"%.80s\" at the daemon: an index, a UUID, a PCI address, \"cuda:0\" "
-        "or \"own\" says which",
-        text);
+    return fail(error, CAID_ERR_DEVICE,
+                "the daemon has no device \"%.80s\": the text is a UUID, a PCI address, "
+                "\"cuda:0\" or \"own\"",
+                text);
 }
 
 /* ---- places ---- */
