@@ -7,9 +7,9 @@
  *
  *   AWAKE --suspend--> CHANGING --> SUSPENDED --resume--> CHANGING --> AWAKE
  *
- * From CHANGING on, client_check_awake() refuses what would use the driver for shared memory, but
- * to the thread that changes the client. What has begun before is in the way, or waited for by the
- * lock that it has. All else goes on: closes, and what only asks the daemon.
+ * From CHANGING on, client_check_awake() refuses what would use the driver for shared memory, and
+ * what is in the way. What has begun before is in the way, or waited for by the lock that it has.
+ * All else goes on: closes, and what only asks the daemon.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -47,7 +47,6 @@ change_begin(struct caid_client *client, enum wakefulness from, struct caid_erro
         client_leave(client);
         return r;
     }
-    atomic_store(&client->changer, pthread_self());
     atomic_store(&client->wakefulness, CLIENT_CHANGING);
     return 0;
 }
@@ -93,20 +92,25 @@ check_free(struct caid_client *client, struct caid_error *error)
     return 0;
 }
 
-/* CAID_ERR_TIMEOUT: something goes on that ends by itself. */
+/* CAID_ERR_TIMEOUT: something goes on that ends by itself. Another thread may close the client
+ * meanwhile. */
 static int
 look_for_work(struct caid_client *client, struct caid_error *error)
 {
-    uint64_t stream;
+    uint64_t stream = 0;
+    int r = 0;
 
-    if (lanes_are_waiting(client, &stream))
-        return fail(error, CAID_ERR_TIMEOUT, "stream %#" PRIx64 " waits for another process",
-                    stream);
+    bool waits = lanes_are_waiting(client, &stream);
     pthread_mutex_lock(&client->lock);
-    bool busy = pages_are_busy(client);
+    if (client->lost.code != 0)
+        r = fail_again(error, &client->lost);
+    else if (waits)
+        r = fail(error, CAID_ERR_TIMEOUT, "stream %#" PRIx64 " waits for another process",
+                 stream);
+    else if (pages_are_busy(client))
+        r = fail(error, CAID_ERR_TIMEOUT, "a stream has a bracket's end yet to signal");
     pthread_mutex_unlock(&client->lock);
-    return busy ? fail(error, CAID_ERR_TIMEOUT, "a stream has a bracket's end yet to signal")
-                : 0;
+    return r;
 }
 
 static int
@@ -115,7 +119,7 @@ wait_for_work(struct caid_client *client, uint64_t deadline_ns, struct caid_erro
     struct pauses pauses = {0};
     int r;
 
-    while ((r = look_for_work(client, error)) < 0 && clock_now_ns() < deadline_ns) {
+    while ((r = look_for_work(client, error)) == -ETIMEDOUT && clock_now_ns() < deadline_ns) {
         r = interrupt_pause(client, &pauses, deadline_ns, error);
         if (r < 0)
             return r;

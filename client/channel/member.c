@@ -330,7 +330,7 @@ member_begin(struct caid_channel *channel, uint64_t deadline_ns, struct caid_err
         r = wait_for(client, &channel->members, deadline_ns, error);
     if (r == 0) {
         apply(channel);
-        channel_list(channel);
+        r = channel_list(channel, error);
         call_flush(client);
     }
     client_leave(client);

@@ -97,13 +97,17 @@ channel_lane(struct caid_channel *channel, uint64_t stream, struct lane **ret,
 
 /* ---- life ---- */
 
-void
-channel_list(struct caid_channel *channel)
+int
+channel_list(struct caid_channel *channel, struct caid_error *error)
 {
+    int r = client_check_awake(channel->client, error);
+    if (r < 0)
+        return r;
     LIST_INSERT_HEAD(&channel->client->channels->all, channel, entry);
     channel->is_listed = true;
     if (channel->client->lost.code != 0)
         atomic_store(&channel->lost, true);
+    return 0;
 }
 
 static void
@@ -549,9 +553,10 @@ join(struct caid_channel *channel, const struct caid_channel_options *o, uint64_
     if (r < 0)
         return r;
     pthread_mutex_lock(&client->lock);
-    channel_list(channel);
+    r = channel_list(channel, error);
     pthread_mutex_unlock(&client->lock);
-    r = member_join(channel, o->wait, deadline_ns, error);
+    if (r == 0)
+        r = member_join(channel, o->wait, deadline_ns, error);
     if (r == -ETIMEDOUT)
         return fail(error, CAID_ERR_TIMEOUT,
                     "channel \"%s\": no producer has let this reader in, in time",

@@ -195,8 +195,9 @@ channel_is_broken(const struct caid_channel *channel)
 int channel_fail_broken(const struct caid_channel *channel, struct caid_error *error);
 /* Whether it can be used: the connection, the own page. */
 int channel_check(const struct caid_channel *channel, struct caid_error *error);
-/* It is known to the hooks. Under the client's lock. */
-void channel_list(struct caid_channel *channel);
+/* It is known to the hooks, and in the way of who suspends the client: CAID_ERR_NOT_READY. Under
+ * the client's lock. */
+int channel_list(struct caid_channel *channel, struct caid_error *error);
 /* Under the client's lock. */
 void channel_unref(struct caid_channel *channel);
 

@@ -102,10 +102,12 @@ get_page(struct caid_timeline *timeline, struct caid_error *error)
         return r;
     timeline->creator = true;
     client_enter_anyway(client);
-    timeline->page->timeline = timeline->name;
     page_open(client, timeline->page);
+    r = client_check_awake(client, error);
+    if (r == 0)
+        timeline->page->timeline = timeline->name;
     client_leave(client);
-    return 0;
+    return r;
 }
 
 int

@@ -12,6 +12,15 @@
 #include "session/client.h"
 
 static int
+check_mapped(const struct caid_array *array, struct caid_error *error)
+{
+    int r = client_check_awake(array->client, error);
+    return r == 0 && !caid_array_is_mapped(array)
+               ? fail(error, CAID_ERR_INVALID, "the array is unmapped: map it first")
+               : r;
+}
+
+static int
 check(const struct caid_array *array, struct caid_error *error)
 {
     if (!array->block || array->block->kind != BLOCK_DEVICE)
@@ -20,10 +29,7 @@ check(const struct caid_array *array, struct caid_error *error)
     if (array->info.readonly)
         return fail(error, CAID_ERR_READ_ONLY,
                     "the array was opened \"r\", and a dma-buf can be written");
-    int r = client_check_awake(array->client, error);
-    return r == 0 && !caid_array_is_mapped(array)
-               ? fail(error, CAID_ERR_INVALID, "the array is unmapped: map it first")
-               : r;
+    return check_mapped(array, error);
 }
 
 static int
@@ -51,9 +57,9 @@ static int export(const struct caid_array *array, int *ret_fd, struct caid_error
     if (r < 0)
         return r;
     pthread_mutex_lock(&block->lock);
-    r = DRV_CALL(drv, &cause, cuMemGetHandleForAddressRange, &fd, map->ptr, map->size,
-                 CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
-    if (r < 0)
+    r = check_mapped(array, error); /* another thread may unmap while the daemon is asked */
+    if (r == 0 && (r = DRV_CALL(drv, &cause, cuMemGetHandleForAddressRange, &fd, map->ptr,
+                                map->size, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0)) < 0)
         r = fail_export(array, r, &cause, error);
     pthread_mutex_unlock(&block->lock);
     gpu_pop(drv);

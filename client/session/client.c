@@ -113,12 +113,9 @@ client_check_name(const struct caid_client *client, const char *name, const char
 int
 client_check_awake(const struct caid_client *client, struct caid_error *error)
 {
-    enum wakefulness is = atomic_load(&client->wakefulness);
-
-    if (is == CLIENT_AWAKE ||
-        (is == CLIENT_CHANGING && pthread_equal(atomic_load(&client->changer), pthread_self())))
-        return 0;
-    return fail(error, CAID_ERR_NOT_READY, "%s: the client is suspended", client->socket);
+    return atomic_load(&client->wakefulness) == CLIENT_AWAKE
+               ? 0
+               : fail(error, CAID_ERR_NOT_READY, "%s: the client is suspended", client->socket);
 }
 
 int

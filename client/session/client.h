@@ -112,7 +112,6 @@ struct caid_client {
     uint32_t n_page_calls;                 /* calls whose reply may refer to pages */
     bool waits_cancelled;                  /* caid_set_cancel() */
     _Atomic(enum wakefulness) wakefulness; /* read without the lock, too */
-    _Atomic(pthread_t) changer;            /* CLIENT_CHANGING: the thread that does it */
     bool keeps; /* it keeps memory that work may still use: no GPU memory is given back */
     struct reaper reaper;
     int epoll_fd, news_fd; /* of caid_client_get_fd(); -1: not asked for */
@@ -149,7 +148,8 @@ int client_check_name(const struct caid_client *client, const char *name, const 
                       struct caid_error *error);
 
 /* CAID_ERR_NOT_READY: the client is suspended (suspend.c). What the driver does with shared memory
- * asks under a lock: of the block or the lane, or block_addresses_hold(). */
+ * asks under a lock: of the block or the lane, or block_addresses_hold(). What keeps a client from
+ * being suspended asks under the client's lock when it becomes known there. */
 int client_check_awake(const struct caid_client *client, struct caid_error *error);
 
 /* Around every use of the connection. client_enter() checks the client, takes a reference, and

@@ -5,6 +5,9 @@
  */
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -12,6 +15,8 @@
 
 #include "base/macros.h"
 #include "caid/arena.h"
+#include "caid/channel.h"
+#include "caid/handoff.h"
 #include "caid_test.h"
 #include "daemon.h"
 #include "fake.h"
@@ -830,6 +835,133 @@ CLIENT_TEST(hostile, a_daemon_that_is_too_old_to_suspend)
     assert_failed(caid_client_resume(client, NULL, NULL, &error), CAID_ERR_INVALID);
     assert_ok(caid_client_ping(client, &error));
     fake_stop(&fake);
+}
+
+/* ---- a client that is suspended while another thread waits for a page ---- */
+
+struct held {
+    sem_t asked, goes_on; /* for the page; the client is suspended */
+    int (*make)(struct caid_client *client, struct caid_error *error);
+    struct caid_client *client;
+    struct caid_error error;
+};
+
+static void
+held_init(struct held *held, int (*make)(struct caid_client *, struct caid_error *))
+{
+    *held = (struct held){.make = make};
+    sem_init(&held->asked, 0, 0);
+    sem_init(&held->goes_on, 0, 0);
+}
+
+/* What is asked for after the page, there is not. */
+static void
+answer_rest(struct fake *fake)
+{
+    enum msg_method method;
+
+    while ((method = fake_request(fake)) != MSG_UNKNOWN)
+        if (method == MSG_JOIN || method == MSG_TIMELINE || method == MSG_BLOCK)
+            fake_error(fake, PROTO_ERR_NOT_FOUND, "none", 0);
+}
+
+/* The last request was for a page. */
+static void
+hold_page(struct fake *fake)
+{
+    const struct msg_page page = {.page = 77, .size = 8192};
+    const struct msg_page_result result = {.pages = &page, .n_pages = 1};
+    struct held *held = (struct held *)(uintptr_t)fake->data;
+    uint32_t id = fake->id;
+    int fd = memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    if (ftruncate(fd, 8192) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
+        abort();
+    sem_post(&held->asked);
+    if (fake_request(fake) == MSG_BLOCK) /* by which it is seen whether the daemon is too old */
+        fake_error(fake, PROTO_ERR_NOT_FOUND, "none", 0);
+    sem_wait(&held->goes_on);
+    fake->id = id;
+    fake_result(fake, MSG_PAGE, &result, &fd, 1);
+    close(fd);
+    answer_rest(fake);
+}
+
+static void
+script_channel(struct fake *fake)
+{
+    static const char metadata[] = "{\"caid.channel\":{\"version\":1,\"mode\":\"latest\"}}";
+    struct answer answer;
+    int fd = memfd_create("block", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    if (ftruncate(fd, BLOCK_SIZE) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
+        abort();
+    answer_init(&answer);
+    answer.blocks[0].kind = MSG_STR("pinned");
+    answer.arrays[0].metadata = MSG_STR(metadata);
+    if (fake_request(fake) == MSG_OPEN)
+        fake_result(fake, MSG_OPEN, &answer.result, &fd, 1);
+    close(fd);
+    if (fake_request(fake) == MSG_PAGE)
+        hold_page(fake);
+}
+
+static void
+script_timeline(struct fake *fake)
+{
+    if (fake_request(fake) == MSG_PAGE)
+        hold_page(fake);
+}
+
+static int
+open_channel(struct caid_client *client, struct caid_error *ret)
+{
+    struct caid_channel *channel;
+
+    return caid_channel_open(client, &channel, "c", NULL, ret);
+}
+
+static int
+make_timeline(struct caid_client *client, struct caid_error *ret)
+{
+    struct caid_timeline *timeline;
+
+    return caid_timeline_create(client, &timeline, "t", NULL, ret);
+}
+
+static void *
+make_held(void *arg)
+{
+    struct held *held = arg;
+
+    held->make(held->client, &held->error);
+    return NULL;
+}
+
+/* What would have been in the way, had it been there. */
+CLIENT_TEST(hostile, nothing_begins_in_a_client_that_is_suspended)
+{
+    static const struct {
+        void (*script)(struct fake *fake);
+        int (*make)(struct caid_client *client, struct caid_error *error);
+    } cases[] = {{script_channel, open_channel}, {script_timeline, make_timeline}};
+    struct held held;
+    struct fake fake;
+    pthread_t thread;
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        held_init(&held, cases[i].make);
+        held.client = fake_start(&fake, cases[i].script, &held);
+        cr_assert_eq(pthread_create(&thread, NULL, make_held, &held), 0);
+        sem_wait(&held.asked);
+        assert_ok(caid_client_suspend(held.client, 0, &error));
+        sem_post(&held.goes_on);
+        pthread_join(thread, NULL);
+        cr_assert_eq(held.error.code, CAID_ERR_NOT_READY, "%zu: %s", i, held.error.message);
+        assert_ok(caid_client_resume(held.client, NULL, NULL, &error));
+        assert_ok(caid_client_suspend(held.client, 0, &error));
+        fake_stop(&fake);
+    }
 }
 
 CLIENT_TEST(hostile, pinned_memory_that_is_not_safe)

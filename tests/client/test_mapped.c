@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -277,6 +278,118 @@ MAPPED_TEST(another_process_cannot_resume_it)
     cr_assert_gt(pid, 0);
     cr_assert_eq(process_wait(pid), 0);
     assert_ok(caid_client_resume(f.client, NULL, NULL, &error));
+}
+
+/* ---- what other threads do meanwhile ---- */
+
+/* A client that tells, when a thread has waited in it for a while. */
+static struct {
+    sem_t waits;
+    bool looks, told;
+    struct caid_array *array;
+    struct caid_error error;
+} w;
+
+static int
+tell_that_it_waits(void *userdata UNUSED)
+{
+    if (w.looks && !w.told)
+        sem_post(&w.waits);
+    w.told = w.looks;
+    return 0;
+}
+
+static void
+connect_waiting(void)
+{
+    OPTIONS(caid_connect_options, options, .socket = f.daemon.socket,
+            .interrupted = tell_that_it_waits);
+
+    memset(&w, 0, sizeof(w));
+    sem_init(&w.waits, 0, 0);
+    caid_client_close(f.client);
+    assert_ok(caid_connect(&f.client, &options, &error));
+}
+
+static pthread_t
+run_until_it_waits(void *(*run)(void *))
+{
+    pthread_t thread;
+
+    w.looks = true;
+    cr_assert_eq(pthread_create(&thread, NULL, run, NULL), 0);
+    sem_wait(&w.waits);
+    return thread;
+}
+
+static void *export(void *arg UNUSED)
+{
+    uint64_t offset;
+    int fd;
+
+    caid_array_dmabuf(w.array, &fd, &offset, &w.error);
+    return NULL;
+}
+
+MAPPED_TEST(what_is_unmapped_before_the_daemon_answers_has_no_dmabuf)
+{
+    OWNED struct caid_array *array = NULL;
+
+    connect_waiting();
+    w.array = array = make_bytes(f.client, "x", SIZE);
+    cr_assert_eq(kill(f.daemon.pid, SIGSTOP), 0);
+    pthread_t thread = run_until_it_waits(export);
+    assert_ok(caid_unmap_many(&array, 1, &error));
+    cr_assert_eq(kill(f.daemon.pid, SIGCONT), 0);
+    pthread_join(thread, NULL);
+    cr_assert_eq(w.error.code, CAID_ERR_INVALID, "%s", w.error.message);
+    cr_assert(strstr(w.error.message, "unmapped"), "%s", w.error.message);
+}
+
+static void *
+suspend(void *arg UNUSED)
+{
+    caid_client_suspend(f.client, CAID_FOREVER, &w.error);
+    return NULL;
+}
+
+static void
+bracket_on(struct caid_client *client, struct caid_array *array, CUstream stream, bool writes)
+{
+    OPTIONS(caid_bracket_options, options, .stream = (uintptr_t)stream);
+    struct caid_bracket *bracket;
+
+    options.reads = options.writes = &array;
+    options.n_writes = writes;
+    options.n_reads = !writes;
+    assert_ok(caid_bracket_begin(client, &bracket, &options, &error));
+    assert_ok(caid_bracket_end(bracket, &error));
+    caid_bracket_free(bracket);
+}
+
+/* Its stream waits for another client's. */
+SOFT_TEST(a_client_that_is_closed_is_not_suspended_any_more)
+{
+    _Atomic uint64_t *gate = gpu_gate_new(&f.gpu);
+    CUstream first = gpu_stream_new(&f.gpu), second = gpu_stream_new(&f.gpu);
+
+    connect_waiting();
+    struct caid_client *other = daemon_connect(&f.daemon);
+    struct caid_array *written = make_bytes(other, "x", SIZE), *read = must_open("x", "r");
+    gpu_wait_at(&f.gpu, gate, first);
+    bracket_on(other, written, first, true);
+    bracket_on(f.client, read, second, false);
+    pthread_t thread = run_until_it_waits(suspend);
+    caid_client_close(f.client);
+    pthread_join(thread, NULL);
+    cr_assert_eq(w.error.code, CAID_ERR_CLOSED, "%s", w.error.message);
+    *gate = 1;
+    caid_array_close(read);
+    caid_array_close(written);
+    caid_client_close(other);
+    f.client = daemon_connect(&f.daemon);
+    assert_cuda(f.gpu.drv->cu.cuCtxSynchronize());
+    gpu_gate_free(&f.gpu, gate);
 }
 
 /* ---- over a restart ---- */

@@ -119,6 +119,7 @@ def test_calls_meanwhile_say_so_and_closes_go_on(client, arrays):
             lambda: client.open_set("s/"),
             lambda: client.suspend(),
             lambda: client.channel("c", 1),
+            lambda: client.timeline("t"),
             lambda: client.bracket(stream, read=arrays).begin(),
             lambda: arena.allocate(100),
             lambda: arrays[0].copy_to_host(out=numpy.empty(N, "<i4")),

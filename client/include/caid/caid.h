@@ -675,17 +675,18 @@ int caid_exchange(struct caid_client *client, struct caid_array *const *old, siz
  * stay, and what others see is as before. Shared memory is not in the checkpoint, and stays on the
  * GPU.
  *
- * From the call on, until caid_client_resume(), creates, opens, copies, brackets, and allocations
- * of arenas are CAID_ERR_NOT_READY; closes, and what only asks the daemon, go on. No other thread
- * may enqueue work meanwhile, by this library or another one, or capture a graph. Every client of
- * the process has to be suspended, or closed.
+ * From the call on, until caid_client_resume(), creates, opens, copies, brackets, new timelines and
+ * channels, and allocations of arenas are CAID_ERR_NOT_READY; closes, and what only asks the
+ * daemon, go on. No other thread may enqueue work meanwhile, by this library or another one, or
+ * capture a graph. Every client of the process has to be suspended, or closed.
  *
  * CAID_ERR_INVALID, and the text names it: a bracket is not over, a channel or a timeline that this
  * client has made is open, or a stream captures a graph. CAID_ERR_UNSUPPORTED: an array is legacy
  * memory. CAID_ERR_UNKNOWN_METHOD: the daemon is too old. CAID_ERR_TIMEOUT: after timeout_ns (or
  * CAID_FOREVER) a stream still waits for another process, or has a signal yet to store. Other work
- * is waited for without a limit. After a failure the client is as before; if its arrays cannot be
- * mapped again, it is suspended, and caid_client_resume() tries once more. */
+ * is waited for without a limit. CAID_ERR_CLOSED: another thread has closed the client meanwhile.
+ * After a failure the client is as before; if its arrays cannot be mapped again, it is suspended,
+ * and caid_client_resume() tries once more. */
 int caid_client_suspend(struct caid_client *client, uint64_t timeout_ns,
                         struct caid_error *error);
 /* Maps the arrays again at their addresses: pointers, tensors and CUDA graphs are good as before.

@@ -292,9 +292,9 @@ class Client(_naming.Naming, Closing):
             ...                 # the process is checkpointed, and restored
             client.resume()     # tensors and CUDA graphs over the arrays are good as before
 
-        Until resume(), arrays have no `ptr`, and creates, opens, copies, brackets and allocations of arenas raise
-        NotReadyError; closes, and what only asks the daemon, go on. No other thread may use the GPU from the call until resume() has returned; each client of the
-        process is suspended, or closed.
+        Until resume(), arrays have no `ptr`, and creates, opens, copies, brackets, new timelines and channels, and
+        allocations of arenas raise NotReadyError; closes, and what only asks the daemon, go on. No other thread may
+        use the GPU from the call until resume() has returned; each client of the process is suspended, or closed.
 
         Parameters
         ----------
