@@ -5,7 +5,8 @@
  * it maps pages of timelines, since nobody can map one for writing once it is sealed
  * (shared_page.h).
  *
- *     PUT   numbers, and as many fds   keep the fds; one that was under a number is replaced
+ *     PUT   numbers, and as many fds   keep the fds; one that was under a number is replaced, and
+ *                                      with it its mapping, if that is of another file
  *     MAP   a number, and an fd        map the page of timelines (timeline.h) under the number by
  *                                      this fd, for writing; the fd is not kept
  *     MAPPED  number, errno            from the keeper: each MAP's answer, in their order; 0: it is

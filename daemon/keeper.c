@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include "base/log.h"
 #include "base/macros.h"
@@ -13,18 +14,30 @@
 #define RESERVED (KEEP_NUMBERS_MAX + 64) /* fds of one packet, and of the process itself */
 #define PAUSE_MS 20
 
-/* fd: 0 for none. */
+static bool
+is_same_file(int a, int b)
+{
+    struct stat of_a, of_b;
+
+    return fstat(a, &of_a) == 0 && fstat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev &&
+           of_a.st_ino == of_b.st_ino;
+}
+
+/* fd: 0 for none. A daemon that comes back puts its pages once more: one that is sealed could not
+ * be mapped again. */
 static void
 set(struct keeper *k, uint32_t number, int fd)
 {
     struct keeper_slot *slot = &k->slots[number];
 
-    if (slot->page)
+    if (slot->page && !(fd > 0 && is_same_file(fd, slot->fd))) {
         munmap(slot->page, TIMELINE_PAGE_BYTES);
+        slot->page = NULL;
+    }
     if (slot->fd > 0)
         fd_close(slot->fd);
     k->n += (fd > 0) - (slot->fd > 0);
-    *slot = (struct keeper_slot){.fd = fd};
+    slot->fd = fd;
     if (number >= k->end)
         k->end = number + 1;
 }

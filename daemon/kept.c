@@ -527,6 +527,20 @@ kept_claim(struct kept *k, uint32_t number)
     return fd;
 }
 
+int
+kept_claim_page(struct kept *k, uint32_t number, int write)
+{
+    int fd = kept_claim(k, number);
+
+    if (fd < 0)
+        return -1;
+    pthread_mutex_lock(&k->lock);
+    k->slots[number].write = write;
+    kept_post(k, number, fd, DUE_MAP);
+    pthread_mutex_unlock(&k->lock);
+    return fd;
+}
+
 uint32_t
 kept_forget(struct kept *k)
 {

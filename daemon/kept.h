@@ -93,6 +93,9 @@ void kept_deinit(struct kept *k);
 int kept_found(struct kept *k, uint32_t number);
 /* The same; the caller owns the fd from now on. */
 int kept_claim(struct kept *k, uint32_t number);
+/* The same for a page of timelines that is not sealed, which the keeper maps by `write`, if it has
+ * not. That is borrowed as in kept_put_page(). */
+int kept_claim_page(struct kept *k, uint32_t number, int write);
 /* Drops all fds that were found and not claimed, and kills the pages among them. Returns their
  * number. */
 uint32_t kept_forget(struct kept *k);

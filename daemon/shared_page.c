@@ -24,9 +24,10 @@ struct shared_page {
     TAILQ_ENTRY(shared_page) of_list; /* making or dying */
     uint64_t deadline_ns;             /* in `making`; else 0 */
     uint64_t id;
-    int write, read; /* -1: closed */
-    uint32_t kept;   /* its number at the keeper; 0: not kept */
-    bool is_former;  /* an earlier daemon's: mapped for reading */
+    int write, read;         /* -1: closed */
+    uint32_t kept;           /* its number at the keeper; 0: not kept */
+    bool is_former;          /* an earlier daemon has sealed it: mapped for reading */
+    bool is_dying, is_freed; /* in `dying`; destroyed when it is dead */
     size_t size;
     struct timeline_slot *slots;
 };
@@ -82,21 +83,33 @@ make_memfd(size_t size, int *ret)
 /* Opens a file description of its own, so that what holders do with one (offset, flags) does not
  * show in the other. */
 static int
-open_for_reading(int write, int *ret)
+open_anew(int fd, int flags, int *ret)
 {
     char path[32];
 
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", write);
-    *ret = open(path, O_RDONLY | O_CLOEXEC);
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    *ret = open(path, flags | O_CLOEXEC);
     return *ret < 0 ? -errno : 0;
 }
 
-static int
-make_files(struct shared_page *p)
+static bool
+is_sealed(int fd)
 {
-    int r = make_memfd(p->size, &p->write);
+    return fcntl(fd, F_GET_SEALS) & (F_SEAL_FUTURE_WRITE | F_SEAL_WRITE);
+}
 
-    return r == 0 ? open_for_reading(p->write, &p->read) : r;
+/* Those that it lacks. */
+static int
+open_files(struct shared_page *p)
+{
+    int r;
+
+    if (p->is_former)
+        return 0;
+    if (p->read >= 0)
+        return open_anew(p->read, O_RDWR, &p->write);
+    r = make_memfd(p->size, &p->write);
+    return r == 0 ? open_anew(p->write, O_RDONLY, &p->read) : r;
 }
 
 static int
@@ -112,9 +125,9 @@ map(struct shared_page *p)
     return 0;
 }
 
-/* former: -1, or the fd of an earlier daemon's page, for reading; the page owns it on success. */
+/* found: -1, or the fd of an earlier daemon's page, for reading; the page owns it on success. */
 static int
-shared_page_make(uint64_t id, size_t size, int former, struct shared_page **ret)
+shared_page_make(uint64_t id, size_t size, int found, struct shared_page **ret)
 {
     _cleanup_(destroyp) struct shared_page *p = calloc(1, sizeof(*p));
     int r;
@@ -124,14 +137,14 @@ shared_page_make(uint64_t id, size_t size, int former, struct shared_page **ret)
     *p = (struct shared_page){.id = id,
                               .size = size,
                               .write = -1,
-                              .read = former,
-                              .is_former = former >= 0};
-    r = p->is_former ? 0 : make_files(p);
+                              .read = found,
+                              .is_former = found >= 0 && is_sealed(found)};
+    r = open_files(p);
     if (r == 0)
         r = map(p);
     if (r == 0)
         *ret = TAKE_PTR(p);
-    else if (p->is_former)
+    else if (found >= 0)
         p->read = -1;
     return r;
 }
@@ -153,17 +166,19 @@ shared_page_tell(const struct shared_page *p, struct core_page_result *ret)
                                      .kept = p->kept};
 }
 
-/* 0, KEPT_LATER or an error. */
+/* 0; KEPT_LATER, also where the keeper has answered already that it cannot map the page; or the
+ * keeper does not have it: an error. */
 static int
 shared_page_keep(struct shared_pages *pages, struct shared_page *p)
 {
     int r = kept_put_page(pages->kept, p->read, p->write, &p->kept);
 
-    if (r >= 0)
-        r = kept_mapped(pages->kept, p->kept);
-    else
+    if (r < 0) {
         p->kept = 0;
-    return r == -ENOTCONN ? 0 : r;
+        return r == -ENOTCONN ? 0 : r;
+    }
+    r = kept_mapped(pages->kept, p->kept);
+    return r == 0 || r == -ENOTCONN ? 0 : KEPT_LATER;
 }
 
 static void
@@ -250,7 +265,10 @@ shared_page_adopt(struct shared_pages *pages, uint64_t id, uint32_t kept,
     r = shared_page_make(id, (size_t)st.st_size, fd, &p);
     if (r < 0)
         return r;
-    kept_claim(pages->kept, kept);
+    if (p->is_former)
+        kept_claim(pages->kept, kept);
+    else
+        kept_claim_page(pages->kept, kept, p->write);
     p->kept = kept;
     shared_page_add(pages, p);
     shared_page_tell(p, ret);
@@ -268,8 +286,7 @@ shared_page_seal(struct shared_pages *pages, uint64_t id)
     if (p->kept)
         kept_sealed(pages->kept, p->kept);
     fcntl(p->write, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
-    sealed = fcntl(p->write, F_GET_SEALS) &
-             F_SEAL_FUTURE_WRITE; /* the owner may have sealed it */
+    sealed = is_sealed(p->write); /* by its owner, perhaps */
     p->write = fd_close(p->write);
     if (sealed)
         return true;
@@ -314,7 +331,7 @@ shared_pages_init(struct shared_pages *pages, struct kept *kept, uint64_t max_fd
     if (r == 0)
         r = fill_dead(fd);
     if (r == 0)
-        r = open_for_reading(fd, &pages->dead);
+        r = open_anew(fd, O_RDONLY, &pages->dead);
     return r;
 }
 
@@ -323,12 +340,16 @@ shared_pages_init(struct shared_pages *pages, struct kept *kept, uint64_t max_fd
 void
 shared_page_kill(struct shared_pages *pages, uint64_t id)
 {
-    const struct shared_page *p = shared_page_find(pages, id);
+    struct shared_page *p = shared_page_find(pages, id);
 
-    if (p->is_former)
-        kept_kill_page(pages->kept, p->kept);
-    else
+    if (!p->is_former) {
         timeline_kill_page(p->slots);
+        return;
+    }
+    kept_kill_page(pages->kept, p->kept);
+    if (!p->is_dying)
+        TAILQ_INSERT_TAIL(&pages->dying, p, of_list);
+    p->is_dying = true;
 }
 
 void
@@ -342,27 +363,33 @@ shared_page_free(struct shared_pages *pages, uint64_t id)
         TAILQ_REMOVE(&pages->making, p, of_list);
     RB_REMOVE(shared_page_tree, &pages->tree, p);
     pages->n--;
-    if (!p->is_former) {
+    if (!p->is_dying) {
         destroy(p);
         return;
     }
     p->read = fd_close(p->read);
-    TAILQ_INSERT_TAIL(&pages->dying, p, of_list);
+    p->is_freed = true;
     shared_pages_are_dying(pages);
 }
 
 bool
 shared_pages_are_dying(struct shared_pages *pages)
 {
-    struct shared_page *p;
+    struct shared_page *p, *next;
+    bool some = false;
 
-    while ((p = TAILQ_FIRST(&pages->dying))) {
-        if (kept_is_there(pages->kept) && !timeline_is_dead(&p->slots[TIMELINE_SLOTS - 1]))
-            return true;
+    for (p = TAILQ_FIRST(&pages->dying); p; p = next) {
+        next = TAILQ_NEXT(p, of_list);
+        if (kept_is_there(pages->kept) && !timeline_is_dead(&p->slots[TIMELINE_SLOTS - 1])) {
+            some = true;
+            continue;
+        }
         TAILQ_REMOVE(&pages->dying, p, of_list);
-        destroy(p);
+        p->is_dying = false;
+        if (p->is_freed)
+            destroy(p);
     }
-    return false;
+    return some;
 }
 
 void

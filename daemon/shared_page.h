@@ -34,7 +34,7 @@ TAILQ_HEAD(shared_page_list, shared_page);
 struct shared_pages {
     struct shared_page_tree tree;
     struct shared_page_list making; /* in the order of their beginning */
-    struct shared_page_list dying;  /* freed, and the keeper was told to kill them */
+    struct shared_page_list dying;  /* the keeper was told to kill them */
     uint32_t n, max;
     int dead;          /* the dead page, for reading */
     struct kept *kept; /* the keeper keeps the pages, and maps them */
@@ -56,8 +56,9 @@ bool shared_pages_next(struct shared_pages *pages, uint64_t *ret_id,
                        struct core_page_result *ret);
 /* When the keeper has had its time to map the first page; UINT64_MAX: none is being made. */
 uint64_t shared_pages_deadline_ns(const struct shared_pages *pages);
-/* Takes over an earlier daemon's page, which was found under that number. It is mapped for reading;
- * the keeper kills it. -errno: it stays found. */
+/* Takes over an earlier daemon's page, which was found under that number. One that is sealed is
+ * mapped for reading, and the keeper kills it; else it is as one that was made here. -errno: it
+ * stays found. */
 int shared_page_adopt(struct shared_pages *pages, uint64_t id, uint32_t kept,
                       struct core_page_result *ret);
 /* The owner has mapped the page. false: it could not be sealed, and its fd for reading is the dead
@@ -66,5 +67,5 @@ bool shared_page_seal(struct shared_pages *pages, uint64_t id);
 /* The owner has died: releases all streams and hosts that wait for a value in the page. */
 void shared_page_kill(struct shared_pages *pages, uint64_t id);
 void shared_page_free(struct shared_pages *pages, uint64_t id);
-/* Whether the keeper has yet to kill pages that were freed. */
+/* Whether the keeper has yet to kill pages. */
 bool shared_pages_are_dying(struct shared_pages *pages);

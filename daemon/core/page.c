@@ -75,7 +75,6 @@ page_new(struct core *core, struct conn *conn, uint32_t request, uint64_t tail,
     return 0;
 }
 
-/* A page of an earlier core, which its owner has mapped. */
 int
 page_restore(struct core *core, struct conn *conn, uint64_t id,
              const struct core_page_result *from)
@@ -93,7 +92,9 @@ page_restore(struct core *core, struct conn *conn, uint64_t id,
     charge_init(&page->charge, conn->user, RES_PAGES, 1,
                 PAGE_HOST(min_u64(from->size - TIMELINE_PAGE_BYTES, PROTO_TAIL_MAX)), NULL);
     page->conn = conn;
-    page->made = page->sealed = page->restored = true;
+    page->made = page->restored = true;
+    page->sealed = from->write < 0;
+    page->write = from->write;
     page->read = from->read;
     page->size = from->size;
     page->slots = from->slots;
@@ -311,6 +312,7 @@ page_hold(struct conn *conn, struct page *page, struct hold **ret, bool *ret_new
     int rc = hold_get(conn, &conn->page_holds, page->id, &page->holds, ret, ret_new, r);
 
     if (rc == 0 && *ret_new) {
+        page_seal(conn->user->core, page); /* where an earlier core has not come to it */
         (*ret)->page = page;
         page->n_holds++;
     }

@@ -327,8 +327,6 @@ books_restarted(struct harness *h, bool (*has)(void *userdata, uint64_t handle),
         if (!has(userdata, h->memory[i].handle))
             books_released(h, h->memory[i].handle, 0);
     }
-    for (size_t i = 0; i < h->n_pages; i++) {
-        h->pages[i].sealed = true;
+    for (size_t i = 0; i < h->n_pages; i++)
         h->pages[i].killed = false;
-    }
 }

@@ -312,7 +312,7 @@ check_participant(struct core *core, const struct channel *channel, const struct
     const struct conn *conn = p->page->conn;
     const struct participant *producer = channel->producer;
 
-    CHECK(p->channel == channel && p->page->participant == p && p->page->sealed);
+    CHECK(p->channel == channel && p->page->participant == p);
     CHECK(RB_FIND(participants, &core->participants, (struct participant *)(uintptr_t)p) == p);
     CHECK(p->produces ? p->depth == 0 : p->depth > 0 && p->depth <= CHANNEL_DEPTH_MAX);
     CHECK(!channel->has_mode || p->latest == channel->latest);

@@ -482,7 +482,7 @@ take_over(struct core **ret, struct harness *h, const struct journal *from,
     }
     for (size_t i = 0; i < r->n_pages; i++) {
         const struct h_page *page = h_page(h, r->pages[i].record->key.id);
-        r->pages[i].made = (struct core_page_result){.write = -1,
+        r->pages[i].made = (struct core_page_result){.write = page->sealed ? -1 : page->write,
                                                      .read = page->read,
                                                      .kept = r->pages[i].record->kept,
                                                      .size = page->size,

@@ -500,6 +500,24 @@ CORE_TEST(channel, outlives_the_daemon, NULL)
     assert_begins_after_the_kill(h, &last);
 }
 
+/* The daemon has died with a page whose owner had it, and before it sealed another one, which takes
+ * part. */
+CORE_TEST(channel, pages_are_sealed_by_the_next_daemon, NULL)
+{
+    make_array(h, SLOTS);
+    struct party w = party(h, "rw"), r = party(h, "r");
+    produce(h, &w);
+    h_page(h, w.page)->sealed = false;
+    saved_restart(h);
+    resume(h, &w, true);
+    resume(h, &r, false);
+    cr_assert_not(h_page(h, w.page)->sealed || h_page(h, r.page)->sealed);
+    read_in(h, &r);
+    admit(h, &w, members(h, &w, 0)->in_channel[0].member, 1);
+    cr_assert_eq(r.reply->producer, w.page);
+    cr_assert(h_page(h, w.page)->sealed && h_page(h, r.page)->sealed);
+}
+
 /* ---- anything, in any order ---- */
 
 /* What must hold is what check.c and the books say after each event: who is answered what and when,

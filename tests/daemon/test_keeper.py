@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keeper: what it was given is there, under its number, whoever dies meanwhile."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import tempfile
 import time
+import uuid
 
 import hypothesis
 import hypothesis.strategies as st
@@ -21,7 +23,7 @@ import pytest
 from conftest import DEADLINE, become, daemon_env, fork, is_sanitized, needs_root, wait_for
 from keepers import DROP, END, KILL, MAP, MAX, PUT, TAKE, Keeper, packet
 from raw import Refused
-from slots import own_page
+from slots import give_up, own_page, pages
 
 FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, which Python does not name
 
@@ -185,6 +187,30 @@ def test_a_page_is_killed_by_who_has_it_mapped(keeper):
         assert sorted(link.take()[0]) == [1, 2]
         done = [struct.unpack_from("Q", os.pread(fd, 4096, 0), 256 * 15)[0] for fd in fds]
         assert done == [1 << 62, 0]
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_sealed_page_that_is_put_again_can_still_be_killed(keeper):
+    """As by a daemon that has lost its connection to the keeper, and comes back."""
+    fds = [os.memfd_create("page", os.MFD_ALLOW_SEALING) for _ in range(2)]
+    for fd in fds:
+        os.truncate(fd, 4096)
+    with keeper.connect() as link:
+        link.put({1: fds[0], 2: fds[0]})
+        assert link.map(1, fds[0]) == link.map(2, fds[0]) == 0
+        fcntl.fcntl(fds[0], fcntl.F_ADD_SEALS, FUTURE_WRITE)
+        link.send(b"")
+        assert link.is_hung_up()
+    with keeper.connect() as link:
+        assert sorted(link.take()[0]) == [1, 2]
+        link.put({1: fds[0], 2: fds[1]})
+        link.send(packet(KILL, [2]))
+        link.take()
+        assert [struct.unpack_from("Q", os.pread(fd, 4096, 0))[0] for fd in fds] == [0, 0]  # another page's
+        link.send(packet(KILL, [1]))
+        link.take()
+        assert [struct.unpack_from("Q", os.pread(fd, 4096, 0))[0] for fd in fds] == [1 << 62, 0]
     for fd in fds:
         os.close(fd)
 
@@ -356,8 +382,11 @@ def test_a_page_is_made_when_the_keeper_has_mapped_it(start, start_keeper):
         assert own_page(c).number > record["page"]  # whatever the keeper says late
         if not is_sanitized():  # which maps memory of its own
             limits = resource.prlimit(keeper.process.pid, resource.RLIMIT_AS, (4096, resource.RLIM_INFINITY))
-            with pytest.raises(Refused, match=r"the keeper cannot map it: no memory, or .*vm\.max_map_count"):
-                c.call("page")
+            n_kept = keeper.count()
+            for _ in range(50):  # the answer may be there before the daemon looks for it
+                with pytest.raises(Refused, match=r"the keeper cannot map it: no memory, or .*vm\.max_map_count"):
+                    c.call("page")
+            wait_for(lambda: keeper.count() <= n_kept, "the drop of what it could not map")
             resource.prlimit(keeper.process.pid, resource.RLIMIT_AS, limits)
         own_page(c)
         with keeper.paused():
@@ -367,6 +396,88 @@ def test_a_page_is_made_when_the_keeper_has_mapped_it(start, start_keeper):
             keeper.end(signal.SIGKILL)
         assert c.response(request)["pages"]  # as without a keeper
         assert [line for line in keeper.text().splitlines() if "cannot be mapped" in line and "Cannot allocate" not in line] == []
+
+
+def returning(d, **token):
+    """A client of this process that can come back, and does where it has a token."""
+    c = d.client(hello=False)
+    c.hello = c.call("hello", version_min=1, version_max=1, features=["resume"], **token)
+    assert c.hello.get("resumed", False) == bool(token)
+    return c
+
+
+@pytest.mark.parametrize("obstinate", [False, True])
+def test_a_page_that_was_not_sealed_is_by_the_next_daemon(start, start_keeper, obstinate):
+    """Its owner could take its memory out for ever. It has the page, as if the first daemon ran on."""
+    keeper = start_keeper()
+    args = (f"--keeper={keeper.address}",)
+    d = start(*args)
+    with returning(d) as c, contextlib.ExitStack() as fds:
+        (page,) = pages(c, c.call("page"), writable=True)
+        fd = os.dup(c.fds[0])
+        fds.callback(os.close, fd)
+        d.kill()
+        if obstinate:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+        d = start(*args)
+        with returning(d, token=c.hello["token"]) as again, d.client() as other:
+            again.call("resume", pages=[page.number], done=True)
+            assert not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & FUTURE_WRITE
+            again.call("timeline", name="t", page=page.number)
+            (seen,) = pages(other, other.call("open_timeline", name="t"))
+            assert seen.is_dead() == obstinate
+            if obstinate:
+                assert "cannot be sealed" in d.text()
+                return
+            assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & FUTURE_WRITE
+            page.submit(5)
+            give_up(again, page)
+            assert seen.get() == (0, 5)
+            page.land(5)
+            wait_for(seen.is_dead, "its end")
+
+
+def test_the_next_producer_begins_when_the_formers_page_is_dead(start, start_keeper):
+    """One of before a restart, which others have, is given up; the keeper is given a second to kill it."""
+    keeper = start_keeper()
+    device = f"GPU-{uuid.uuid4()}"  # which is the next daemon's, too
+
+    def start_daemon():
+        return start(f"--keeper={keeper.address}", CAID_SOFTCUDA_UUID=device)
+
+
+    def join(client, lease, page, **params):
+        return client.call("join", lease=lease, page=page, **params)
+
+    with contextlib.ExitStack() as stack:
+        d = start_daemon()
+        w, r = (stack.enter_context(returning(d)) for _ in range(2))
+        made = w.call("create", name="cam", typestr="|u1", shape=[4, 16])["arrays"][0]
+        opened = r.call("open", names=["cam"], mode="r")["arrays"][0]
+        own, reads = (c.call("page", tail=2048)["pages"][0]["page"] for c in (w, r))
+        join(w, made["lease"], own, produce=True)
+        asked = r.request("join", lease=opened["lease"], page=reads, depth=1)
+        told = w.call("members", lease=made["lease"])["members"]
+        w.notify("admit", lease=made["lease"], member=told[0]["member"], sequence=0)
+        assert r.response(asked)["producer"] == own
+        d.kill()
+        d = start_daemon()
+        w, r = (stack.enter_context(returning(d, token=c.hello["token"])) for c in (w, r))
+        w.call("resume", write=[made["lease"], made["array"]], pages=[own], done=True)
+        r.call("resume", read=[opened["lease"], opened["array"]], pages=[reads], done=True)
+        reply = join(r, opened["lease"], reads, depth=1)
+        (seen,) = pages(r, reply)
+        assert seen.number == own and not seen.is_dead()
+        c = stack.enter_context(d.client())
+        lease = c.call("open", names=["cam"], mode="rw")["arrays"][0]["lease"]
+        page = c.call("page", tail=2048)["pages"][0]["page"]
+        with keeper.paused():
+            since = time.monotonic()
+            w.notify("drop_pages", pages=[own])
+            w.call("ping")
+            join(c, lease, page, produce=True)
+            assert seen.is_dead() or time.monotonic() - since > 0.9
+        wait_for(seen.is_dead, "the kill")
 
 
 def test_a_daemon_without_its_keeper(start, tmp_path):
