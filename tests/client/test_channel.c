@@ -665,6 +665,20 @@ CHANNEL_TEST(a_put_is_given_up_in_a_capture_fifo)
     check_told();
 }
 
+/* It leaves when the frame before has landed, and its readers are told. */
+CHANNEL_TEST(a_channel_closes_after_a_put_was_given_up_in_a_capture)
+{
+    _Atomic uint64_t *gate = give_captured_up("fifo");
+
+    cr_assert(gpu_capture_end(&f.gpu, (CUstream)(uintptr_t)o.stream));
+    caid_channel_close(o.put);
+    atomic_store(gate, 1);
+    get_streamed(1);
+    check_told();
+    o.put = NULL;
+    gpu_gate_free(&f.gpu, gate);
+}
+
 /* Its process lives on. */
 CHANNEL_TEST(a_client_closes_after_a_put_was_given_up_in_a_capture)
 {
