@@ -300,7 +300,7 @@ def test_nothing_is_left_of_many_brackets(client, shared):
                 assert not v.closed
             with b.read(s), pytest.raises(caid.TimedOutError):
                 a.write(s, timeout=0).begin()
-        s.synchronize()
+            s.synchronize()  # what is on its way is known here
         del v
         gc.collect()
         assert len(gc.get_objects()) - objects < 50
