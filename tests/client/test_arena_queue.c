@@ -507,3 +507,29 @@ ARENA_TEST(arena_queue, what_a_stream_gave_back_serves_it)
     caid_arena_work_on(0);
     assert_cuda(f.gpu.drv->cu.cuStreamDestroy(stream));
 }
+
+/* The default streams of two contexts have one handle. */
+ARENA_TEST(arena_queue, what_a_stream_gave_back_serves_none_of_another_context)
+{
+    const uint32_t flags = CAID_ARENA_ORDERED | CAID_ARENA_NOWAIT;
+    CUresult (*create)(CUcontext *, unsigned int, CUdevice);
+    CUcontext other, popped;
+    uint64_t first, again;
+
+    void *symbol = gpu_symbol(&f.gpu, "cuCtxCreate_v2");
+    memcpy(&create, &symbol, sizeof(create));
+    for (uint64_t stream = 1; stream <= 2; stream++) {
+        caid_arena_work_on(stream);
+        assert_ok(caid_arena_alloc(f.arena, 100, CAID_ARENA_ORDERED, &first, &error));
+        assert_ok(caid_arena_free(f.arena, first, flags, &error));
+        assert_cuda(create(&other, 0, 0));
+        assert_ok(caid_arena_alloc(f.arena, 100, flags, &again, &error));
+        cr_assert_neq(again, first);
+        assert_cuda(f.gpu.drv->cu.cuCtxPopCurrent(&popped)); /* it lives on */
+        arena_put(again);
+        assert_ok(caid_arena_alloc(f.arena, 100, flags, &again, &error));
+        cr_assert_eq(again, first);
+        arena_put(again);
+    }
+    caid_arena_work_on(0);
+}

@@ -434,6 +434,37 @@ LANE_TEST(lost)
     }
 }
 
+/* ---- default streams ---- */
+
+/* 1 and 2 are other streams in another context. */
+LANE_TEST(of_each_context)
+{
+    CUresult (*create)(CUcontext *, unsigned int, CUdevice);
+    struct fence fences[4];
+    CUcontext other, popped;
+
+    void *symbol = gpu_symbol(&f.gpu, "cuCtxCreate_v2");
+    memcpy(&create, &symbol, sizeof(create));
+    for (size_t i = 0; i < 2; i++) {
+        gate_close(i + 1);
+        fences[i] = signal_on(i + 1);
+    }
+    assert_cuda(create(&other, 0, 0));
+    for (size_t i = 2; i < 4; i++) {
+        fences[i] = signal_on(i - 1);
+        wait_passed(&fences[i]);
+    }
+    assert_cuda(f.gpu.drv->cu.cuCtxPopCurrent(&popped)); /* it lives on, as the header asks */
+    assert_distinct(fences, 2);
+    for (size_t i = 0; i < 2; i++)
+        cr_assert_eq(state_of(&fences[i]), FENCE_PENDING);
+    *f.gate = 1;
+    for (size_t i = 0; i < 4; i++) {
+        wait_passed(&fences[i]);
+        fence_drop(&fences[i]);
+    }
+}
+
 /* ---- a driver that tells no ids ---- */
 
 /* Then a handle may be another stream by now: a slot whose value has not come is left to it. */

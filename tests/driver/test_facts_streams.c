@@ -193,6 +193,21 @@ GROUND_FACT(flags_and_identities)
     }
 }
 
+/* Their handles are the same in every context. */
+FACT_OF_ONE(default_streams_of_each_context_have_their_own_identities, process)
+{
+    uint64_t first = GET(process, cuCtxGetCurrent), ids[4];
+    uint64_t second = GET(process, cuCtxCreate, 0, 0);
+    for (size_t i = 0; i < ARRAY_SIZE(ids); i++) {
+        MUST(process, cuCtxSetCurrent, i < 2 ? first : second);
+        ids[i] = get_id(process, i % 2 ? PER_THREAD : LEGACY);
+        for (size_t k = 0; k < i; k++)
+            cr_assert_neq(ids[k], ids[i], "%zu and %zu", k, i);
+    }
+    MUST(process, cuCtxSetCurrent, first);
+    cr_assert_eq(get_id(process, LEGACY), ids[0]);
+}
+
 /* Handles of streams are used again by some drivers. */
 FACT(facts_streams, an_identity_is_never_used_again)
 {
