@@ -474,7 +474,7 @@ seek_until(struct caid_client *client, struct inventory *undone)
 
     while (client->away && !resume->ends) {
         int r = seek(client);
-        if (r < 0 && clock_now_ns() >= resume->since_ns + resume->timeout_ns) {
+        if (r < 0 && clock_now_ns() - resume->since_ns >= resume->timeout_ns) {
             inventory_creates(client, undone);
             client_lose(client, CAID_ERR_DISCONNECTED,
                         "%s: the daemon has gone, and has not come back in %g s",

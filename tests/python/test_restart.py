@@ -783,14 +783,20 @@ def test_a_deferral_whose_end_is_answered_late(restarts):
 
 
 def test_who_gives_up_says_so(restarts):
-    """Others write what he had open, and he has what he has mapped."""
-    with restarts.connect() as c, caid.Client(restarts.address, reconnect_timeout=0.1) as gone:
+    """Others write what he had open, and he has what he has mapped. Who waits for ever does not."""
+    with (
+        restarts.connect() as c,
+        caid.Client(restarts.address, reconnect_timeout=0.1) as gone,
+        caid.Client(restarts.address, reconnect_timeout=float("inf")) as patient,
+    ):
         publish(c, "x", 1)
         a = gone.open("x")
+        patient.open("x").close()
         restarts.end()
         with pytest.raises(caid.DisconnectedError, match="not come back in 0.1 s"):
             gone.ping()
         restarts.start()
+        patient.ping()
         with c.open("x", "rw") as b, caid.Client(restarts.address, reconnect_timeout=0) as never:
             opened = never.open("x")
             restarts.end()
