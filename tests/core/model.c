@@ -85,6 +85,7 @@ model_settle(struct model *m, struct m_array *array)
                    array->n_parts || array->keeper != M_NONE || array->n_sets;
     if (array->alive || !was_alive)
         return;
+    model_channel_end(m, (int)(array - m->arrays));
     array->fenced |= array->is_old && model_is_held_before(m, array);
     if (array->whole != M_NONE) {
         struct m_array *whole = &m->arrays[array->whole];
@@ -185,6 +186,7 @@ model_drop_requests(struct model *m, int slot)
         if (r->method == MSG_CREATE && r->name != M_NONE && !r->must_fail)
             m->names[r->pool][r->name].creating = M_GHOST;
         m->n_orphans += r->method == MSG_CREATE && r->name == M_NONE;
+        model_member_asks_no_more(m, r);
         *r = m->requests[--m->n_requests];
     }
 }
@@ -193,23 +195,26 @@ static int
 array_add(struct model *m, const struct m_request *r, const struct h_reply *reply)
 {
     cr_assert_lt(m->n_arrays, M_ARRAYS);
-    m->arrays[m->n_arrays] = (struct m_array){.alive = true,
-                                              .pool = r->pool,
-                                              .name = M_NONE,
-                                              .last_name = M_NONE,
-                                              .label = r->label,
-                                              .stamp = reply->stamp,
-                                              .nbytes = r->nbytes,
-                                              .span = r->span,
-                                              .id = reply->arrays[0].number,
-                                              .block = reply->block,
-                                              .offset = reply->offset,
-                                              .uid = m->slots[r->slot].uid,
-                                              .companion = M_NONE,
-                                              .keeper = M_NONE,
-                                              .whole = M_NONE,
-                                              .publisher = M_NONE,
-                                              .members = {M_NONE, M_NONE}};
+    m->arrays[m->n_arrays] =
+        (struct m_array){.alive = true,
+                         .pool = r->pool,
+                         .name = M_NONE,
+                         .last_name = M_NONE,
+                         .label = r->label,
+                         .stamp = reply->stamp,
+                         .nbytes = r->nbytes,
+                         .span = r->span,
+                         .id = reply->arrays[0].number,
+                         .block = reply->block,
+                         .offset = reply->offset,
+                         .uid = m->slots[r->slot].uid,
+                         .extent = r->extent,
+                         .is_pinned = strcmp(reply->arrays[0].memory, "device") != 0,
+                         .companion = M_NONE,
+                         .keeper = M_NONE,
+                         .whole = M_NONE,
+                         .publisher = M_NONE,
+                         .members = {M_NONE, M_NONE}};
     return m->n_arrays++;
 }
 
@@ -323,6 +328,10 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
         m->names[r->pool][r->name].creating = r->was_ghost && reply->error ? M_GHOST : M_NONE;
     if (r->method == MSG_BEGIN) {
         model_begin_answered(m, r, reply);
+        return;
+    }
+    if (r->method == MSG_JOIN || r->method == MSG_MEMBERS) {
+        model_channel_answered(m, r, reply);
         return;
     }
     uint32_t unsure = m->returning ? (1 << PROTO_ERR_ABANDONED) | (1 << PROTO_ERR_STALE) : 0;
@@ -512,6 +521,8 @@ check_progress(struct model *m)
         cr_assert(m->requests[i].method == MSG_WATCH || m->requests[i].method == MSG_BEGIN ||
                       m->requests[i].method == MSG_PARTS ||
                       m->requests[i].method == MSG_VACATE ||
+                      m->requests[i].method == MSG_JOIN ||
+                      m->requests[i].method == MSG_MEMBERS ||
                       (m->requests[i].method == MSG_CREATE && lingering),
                   "%s waits for nothing", msg_method_name(m->requests[i].method));
 }
@@ -530,6 +541,7 @@ check(struct model *m)
     model_check_parts(m);
     model_check_vacates(m);
     check_progress(m);
+    model_check_channels(m, !core_is_behind(m->h.core) && !is_being_closed(m));
     check_ghosts(m);
     if (!m->blind && !m->returning)
         check_counts(m);

@@ -2,9 +2,9 @@
 /*
  * Random histories of several clients, and a model of what they may see: which names there are,
  * what lies under them, of which generation, who holds what, which arrays lie in the memory of
- * others, whose turn it is to use them, and what there is to wait for. It knows only what the
- * interface promises; ranges, blocks, pages and fds are the harness's books, sums are
- * core_check()'s.
+ * others, whose turn it is to use them, what there is to wait for, who takes part in channels. It
+ * knows only what the interface promises; ranges, blocks, pages and fds are the harness's books,
+ * sums are core_check()'s.
  *
  * A history is a short one, by its seed: the seed chooses the configuration, too. When it fails,
  * the steps so far are printed (model_report()).
@@ -28,6 +28,9 @@
 #define M_KEYS     2
 #define M_VACATES  2
 #define M_OWN      4
+#define M_CHANNELS 8
+#define M_MEMBERS  48
+#define M_FRAMES   8 /* of an array that may be a channel */
 #define M_NONE     -1
 #define M_GHOST    -2 /* being created by a client that is going */
 
@@ -50,6 +53,8 @@ struct m_array {
     int keeper;    /* whose companion it is, or M_NONE */
     int whole;     /* what it is a part of, or M_NONE */
     int n_parts;   /* of it, that are alive */
+    bool is_pinned;
+    uint64_t extent; /* its first one */
     bool is_set;
     int members[M_KEYS]; /* or M_NONE */
     uint64_t layout;     /* that the core has told, or 0 */
@@ -108,6 +113,29 @@ struct m_ticket {
     uid_t uid;
 };
 
+struct m_member { /* one that takes part in a channel, in the order of their coming */
+    int array;
+    uint64_t page, id; /* id 0: nobody was told of it yet */
+    bool produces, latest, joined, admitted, waits;
+    bool asks;        /* request: for the members; else to join */
+    bool is_ghost;    /* its client has given up before it had joined */
+    uint32_t request; /* that is not answered, or 0 */
+    uint64_t seen;    /* of the members */
+    uint64_t depth, sequence;
+};
+
+struct m_channel {
+    int array;
+    bool has_mode, latest;
+    bool ends; /* in this step */
+    bool held; /* the next producer may have to wait for a kill of the last one's page */
+    bool is_unsettled;         /* since a restart: the producer has not asked for the members */
+    uint64_t producer, former; /* pages, or 0 */
+    uint64_t sequence, kept[M_FRAMES];
+    uint64_t version, told[M_MEMBERS]; /* that the producer was told last */
+    int n_told;                        /* or M_NONE */
+};
+
 struct m_slot {    /* a client */
     uint64_t conn; /* 0: none */
     uid_t uid;
@@ -147,6 +175,7 @@ struct m_request {
     uint64_t expires_ns; /* what it names */
     int companion;       /* that it publishes, or M_NONE */
     int set;             /* whose key it opens, or that it fills, or M_NONE */
+    uint64_t extent;     /* of what it creates */
     int n_parts;         /* that it fills it with, from key `label` on, each of: */
 
     struct m_place {
@@ -182,6 +211,7 @@ struct model {
     bool blind; /* expects nothing but what books and sums say: allocations fail */
     bool stopped;
     bool crowded;        /* much is done with few arrays */
+    bool joins;          /* and much of it with a channel */
     bool turning;        /* and most of it with versions that a client publishes in turn */
     bool restarts;       /* now and then; nothing ends with the core */
     bool returning;      /* since the last restart not all is known yet: model_return.c */
@@ -206,6 +236,21 @@ struct model {
     int n_tickets;
     uint64_t spent[M_TICKETS]; /* of which there is none any more, or 0 */
     unsigned int n_spent;
+    struct m_channel channels[M_CHANNELS];
+    int n_channels;
+    struct m_member members[M_MEMBERS];
+    int n_members;
+
+    struct { /* if the join is refused, all is as it was */
+        struct m_channel channels[M_CHANNELS];
+        struct m_member members[M_MEMBERS];
+        int n_channels, n_members;
+    } before_join;
+
+    uint32_t joining;
+    uint64_t last_page;          /* of the core before */
+    uint64_t spoiled[M_MEMBERS]; /* pages of members of channels that may not have ended yet */
+    uint32_t n_spoiled;
     uint64_t dropped[M_STEPS]; /* pages */
     int n_dropped;
     uint64_t timelines[M_POOLS][M_NAMES];  /* page, 0: none */
@@ -310,8 +355,8 @@ bool model_is_lost(const struct m_slot *slot, enum msg_method method);
 void model_take_given_up(struct model *m, struct m_slot *slot);
 
 /* model_use_steps.c */
-/* A page of the client's whose slots are alive; 0: none. */
-uint64_t model_some_page(struct model *m, uint64_t conn);
+/* A page of the client's whose slots are alive, for channels alone or for the rest; 0: none. */
+uint64_t model_some_page(struct model *m, uint64_t conn, bool has_tail);
 bool model_is_dropped(const struct model *m, uint64_t page);
 void model_ended(struct model *m, const struct m_bracket *b, const struct msg_end_params *p);
 void model_send_begin(struct model *m, const struct m_bracket *b,
@@ -325,6 +370,23 @@ void model_timelines_stay(struct model *m, uint64_t conn);
 bool model_uses(const struct model *m, int slot);
 /* Some clients that have the same arrays open. */
 void model_crowd(struct model *m);
+
+/* model_channel.c */
+void model_step_channel(struct model *m, int slot);
+/* A page to take part by. */
+void model_step_tail(struct model *m, int slot);
+/* Of join and members. */
+void model_channel_answered(struct model *m, const struct m_request *r,
+                            const struct h_reply *reply);
+/* Its client has gone, or cancelled it. */
+void model_member_asks_no_more(struct model *m, const struct m_request *r);
+void model_member_gone(struct model *m, uint64_t page);
+void model_channel_end(struct model *m, int array);
+void model_channels_kill(struct model *m);
+/* So much time is about to. */
+void model_channels_pass(struct model *m, uint64_t ns);
+/* are_ghosts_gone: all that clients have left is. */
+void model_check_channels(struct model *m, bool are_ghosts_gone);
 
 /* model_part.c */
 void model_step_part(struct model *m, int slot);

@@ -119,6 +119,7 @@ model_page_gone(struct harness *h, uint64_t page)
 {
     struct model *m = h->userdata;
 
+    model_member_gone(m, page);
     for (int i = m->n_fences; i-- > 0;) {
         struct m_fence *f = &m->fences[i];
         if (f->page != page)

@@ -238,6 +238,8 @@ model_step_kill(struct model *m)
     if (m->stopped || m->blind || m->h.next_conn + M_SLOTS + 2 >= H_CONNS)
         return;
     model_note(m, "the core is killed");
+    model_pass(m,
+               1000); /* versions of channels are times: a restart takes longer than changes */
     for (int s = 0; s < M_SLOTS; s++)
         if (m->slots[s].conn)
             forget_asked(m, s);
@@ -245,6 +247,7 @@ model_step_kill(struct model *m)
         for (int n = 0; n < M_NAMES; n++)
             m->names[p][n].creating = M_NONE;
     m->n_orphans = 0;
+    model_channels_kill(m);
     m->before = m->h.next_conn;
     age_parts(m);
     for (int s = 0; s < M_SLOTS; s++) {
@@ -282,7 +285,7 @@ end_bracket(struct model *m, struct m_bracket *b, struct lists *lists)
     struct msg_end_params p = {.bracket = b->id,
                                .undone = model_random(m, 4) == 0,
                                .abandon = model_random(m, 4) == 0,
-                               .page = model_some_page(m, m->slots[b->slot].conn)};
+                               .page = model_some_page(m, m->slots[b->slot].conn, false)};
 
     if (p.page)
         p.value = h_submit(&m->h, p.page, 0);

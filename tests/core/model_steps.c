@@ -168,8 +168,8 @@ step_hangup(struct model *m)
 static int64_t
 some_bytes(struct model *m)
 {
-    static const int64_t sizes[] = {0,       1,       512,     513,     100000,
-                                    1 << 20, 2 << 20, 3 << 20, 5 << 20, 4 << 20};
+    static const int64_t sizes[] = {0,       1,       512,     513,     100000,  1 << 20,
+                                    2 << 20, 3 << 20, 5 << 20, 4 << 20, M_FRAMES};
 
     return sizes[model_random(m, ARRAY_SIZE(sizes))];
 }
@@ -232,6 +232,7 @@ send_create(struct model *m, struct m_request *r, struct msg_create_params *para
     params->typestr = structs ? MSG_STR("|V8") : MSG_STR("|u1");
     params->descr = msg_str_opt(structs ? "[[\"x\", \"<f8\"]]" : NULL);
     params->shape = (struct msg_i64s){&extent, 1};
+    r->extent = (uint64_t)extent;
     r->span = (uint64_t)bytes;
     if (model_random(m, 8) == 0) {
         params->strides = (struct msg_i64s){&stride, 1};
@@ -762,6 +763,7 @@ model_pass(struct model *m, uint64_t ns)
     }
     model_tickets_pass(m, now_ns);
     model_vacates_pass(m, ns);
+    model_channels_pass(m, ns);
     h_tick(&m->h, ns);
 }
 
@@ -847,6 +849,8 @@ try_step(struct model *m)
         step_tick(m);
     else if (m->turning && model_random(m, 2))
         model_step_turn(m, s);
+    else if (m->joins && model_random(m, 4))
+        model_step_channel(m, s);
     else if (m->crowded && model_random(m, 4))
         model_step_use(m, s);
     else if (model_random(m, 8) == 0)

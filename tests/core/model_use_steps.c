@@ -181,14 +181,14 @@ model_is_dropped(const struct model *m, uint64_t page)
 }
 
 uint64_t
-model_some_page(struct model *m, uint64_t conn)
+model_some_page(struct model *m, uint64_t conn, bool has_tail)
 {
     uint32_t first = m->h.n_pages ? model_random(m, (uint32_t)m->h.n_pages) : 0;
 
     for (size_t i = 0; i < m->h.n_pages; i++) {
         const struct h_page *page = &m->h.pages[(first + i) % m->h.n_pages];
         if (page->conn == conn && !timeline_is_dead(page->slots) &&
-            !model_is_dropped(m, page->id))
+            has_tail == (page->size > TIMELINE_PAGE_BYTES) && !model_is_dropped(m, page->id))
             return page->id;
     }
     return 0;
@@ -228,7 +228,7 @@ step_end(struct model *m, int s)
     struct msg_end_params params = {.bracket = b->id,
                                     .undone = model_random(m, 8) == 0,
                                     .abandon = model_random(m, 8) == 0};
-    params.page = model_random(m, 4) ? model_some_page(m, m->slots[s].conn) : 0;
+    params.page = model_random(m, 4) ? model_some_page(m, m->slots[s].conn, false) : 0;
     params.slot = model_random(m, 2);
     if (params.page)
         params.value = h_submit(&m->h, params.page, params.slot);
@@ -301,7 +301,8 @@ step_page(struct model *m, int s)
 static void
 step_drop_page(struct model *m, int s)
 {
-    uint64_t conn = m->slots[s].conn, page = model_some_page(m, conn);
+    uint64_t conn = m->slots[s].conn,
+             page = model_some_page(m, conn, m->joins && model_random(m, 2));
 
     if (model_random(m, 2))
         page = 0;
@@ -338,7 +339,7 @@ step_land(struct model *m)
 static void
 step_kill(struct model *m, int s)
 {
-    if (model_random(m, 4) || !model_some_page(m, m->slots[s].conn))
+    if (model_random(m, 4) || !model_some_page(m, m->slots[s].conn, m->joins))
         return;
     model_note(m, "slot %d: its context dies", s);
     for (size_t i = 0; i < m->h.n_pages; i++)
@@ -380,7 +381,7 @@ step_timeline(struct model *m, int s)
 {
     const struct m_slot *slot = &m->slots[s];
     int pool = (int)model_random(m, M_POOLS), name = (int)model_random(m, M_NAMES);
-    uint64_t page = model_some_page(m, slot->conn);
+    uint64_t page = model_some_page(m, slot->conn, false);
 
     if (!page || m->left_timelines[pool][name])
         return;
@@ -441,6 +442,7 @@ crowd_create(struct model *m, int name, int64_t bytes)
     r->name = name;
     r->label = r->id;
     r->nbytes = r->span = (uint64_t)bytes;
+    r->extent = (uint64_t)bytes;
     r->may_fail = ERR_LIMITS | ERR(NO_MEMORY);
     if (name != M_NONE)
         m->names[2][name].creating = 0;
@@ -457,7 +459,7 @@ crowd_create(struct model *m, int name, int64_t bytes)
 static void
 crowd_array(struct model *m, int name)
 {
-    crowd_create(m, name, 1000);
+    crowd_create(m, name, m->joins && name == 0 ? M_FRAMES : 1000);
     for (int s = 1; s < M_SLOTS; s++)
         if (m->slots[s].conn && !m->slots[s].offended && model_find(m, 2, name))
             crowd_open(m, s, name, model_random(m, 4) == 0);
@@ -527,15 +529,16 @@ model_crowd(struct model *m)
 {
     for (int i = 0; i < 4; i++)
         model_step_connect(m);
+    m->joins = model_random(m, 3) == 0;
     for (int name = 0; name < 2; name++)
         if (m->slots[0].conn && !m->slots[0].offended)
             crowd_array(m, name);
-    m->turning = model_random(m, 2);
+    m->turning = !m->joins && model_random(m, 2);
     if (m->slots[0].conn && !m->slots[0].offended)
         (m->turning ? crowd_sets : crowd_part)(m);
     for (int s = 0; s < M_SLOTS; s++)
         if (m->slots[s].conn && !m->slots[s].offended)
-            step_page(m, s);
+            (m->joins ? model_step_tail : step_page)(m, s);
 }
 
 bool

@@ -10,6 +10,7 @@
 #include "books.h"
 #include "caid_test.h"
 #include "device.h"
+#include "participant.h"
 #include "restore.h"
 #include "set.h"
 #include "state.h"
@@ -307,6 +308,41 @@ assert_members(const struct array *a, const struct array *b)
     }
 }
 
+static const struct participant *
+next_joined(const struct channel *channel, const struct participant *after)
+{
+    const struct participant *p = after ? TAILQ_NEXT(after, of_channel)
+                                        : TAILQ_FIRST(&channel->participants);
+
+    while (p && !p->joined)
+        p = TAILQ_NEXT(p, of_channel);
+    return p;
+}
+
+/* Whoever was told that he takes part does, and is let in or not; and what was kept is. */
+static void
+assert_channel(const struct channel *a, const struct channel *b)
+{
+    const struct participant *p = NULL, *q = NULL;
+
+    if (!b) /* nobody has ever taken part */
+        cr_assert(!a->has_mode && !next_joined(a, NULL));
+    if (!b)
+        return;
+    cr_assert(a->former == b->former && a->sequence == b->sequence);
+    cr_assert(a->has_mode == b->has_mode && a->latest == b->latest);
+    for (uint32_t i = 0; i < a->n_slots; i++)
+        cr_assert_eq(a->kept[i].sequence, b->kept[i].sequence);
+    do {
+        p = next_joined(a, p);
+        q = next_joined(b, q);
+        cr_assert(!p == !q, "a member is missing, or too many");
+        cr_assert(!p || (p->id == q->id && p->page->id == q->page->id && p->depth == q->depth &&
+                         p->admitted == q->admitted && p->sequence == q->sequence));
+        cr_assert(!p || (p == a->producer) == (q == b->producer));
+    } while (p);
+}
+
 static const struct block *
 find_block(const struct core *core, uint64_t id)
 {
@@ -387,6 +423,9 @@ assert_pools(struct core *a, struct core *b)
             cr_assert(other);
             assert_same(array, pool_find_array(other, name));
             assert_members(array, pool_find_array(other, name));
+            if (array->is_channel)
+                assert_channel(channel_find(a, array),
+                               channel_find(b, pool_find_array(other, name)));
         }
     }
 }

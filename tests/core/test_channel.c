@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Channels: who takes part, who produces, and what a producer leaves to the next one.
+ * Channels: limits, what lists tell, and whom a producer waits for after a restart. Who takes part,
+ * who produces, and what he leaves to the next one: model_channel.c.
  */
 #include "array.h"
 #include "books.h"
@@ -62,12 +63,6 @@ read_in(struct harness *h, const struct party *p)
 }
 
 static struct h_reply *
-wait_in(struct harness *h, const struct party *p)
-{
-    return join_as(h, p, (struct msg_join_params){.depth = 1, .wait = true});
-}
-
-static struct h_reply *
 members(struct harness *h, const struct party *p, uint64_t seen)
 {
     return h_request(h, p->conn, MSG_MEMBERS, &(struct msg_members_params){p->lease, seen});
@@ -77,12 +72,6 @@ static void
 admit(struct harness *h, const struct party *p, uint64_t member, uint64_t sequence)
 {
     h_notify(h, p->conn, MSG_ADMIT, &(struct msg_admit_params){p->lease, member, sequence});
-}
-
-static void
-leave(struct harness *h, const struct party *p, uint64_t member)
-{
-    h_notify(h, p->conn, MSG_LEAVE, &(struct msg_leave_params){member});
 }
 
 /* What a producer's library does for a frame that lands, or not yet; is_void: it is given up. */
@@ -102,44 +91,6 @@ put(struct harness *h, const struct party *p, uint32_t slot, uint64_t sequence, 
         atomic_store(&slots->done, sequence);
 }
 
-/* A reader that comes first is in at once, and counts with no producer before that has let it in;
- * one that comes later waits for that. */
-CORE_TEST(channel, readers_are_let_in, NULL)
-{
-    make_array(h, SLOTS);
-    struct party r = party(h, "r"), w = party(h, "rw"), s = party(h, "r");
-    cr_assert_eq(read_in(h, &r)->error, 0);
-    cr_assert(r.reply->seen && r.reply->member && !r.reply->producer);
-    cr_assert(!wait_in(h, &r)->seen);
-    cr_assert_eq(produce(h, &w)->error, 0);
-    cr_assert(w.reply->seen && w.reply->n_entries == 0 && w.reply->sequence == 0);
-    cr_assert(!r.reply->seen);
-
-    const struct h_reply *list = members(h, &w, 0);
-    uint64_t version = list->producer, first = list->in_channel[0].member;
-    cr_assert(list->n_entries == 1 && list->n_pages == 1 && !list->in_channel[0].admitted);
-    cr_assert_eq(list->in_channel[0].page, r.page);
-    cr_assert_eq(list->in_channel[0].depth, 1);
-    admit(h, &w, first, 7);
-    cr_assert(r.reply->seen && r.reply->producer == w.page && r.reply->sequence == 7);
-    cr_assert_eq(r.reply->n_pages, 1);
-
-    cr_assert(!members(h, &w, version)->seen, "nothing has changed");
-    cr_assert(!read_in(h, &s)->seen, "there is a producer");
-    cr_assert(w.reply->seen && w.reply->n_entries == 2 && w.reply->n_pages == 1);
-    cr_assert(w.reply->in_channel[0].admitted && w.reply->in_channel[0].sequence == 7);
-    admit(h, &w, w.reply->in_channel[1].member, 9);
-    cr_assert(s.reply->seen && s.reply->sequence == 9);
-    cr_assert_eq(read_in(h, &s)->sequence, 9, "a rejoin says the same");
-
-    members(h, &w, w.reply->producer);
-    cr_assert_neq(w.reply->producer, version);
-    leave(h, &r, first);
-    cr_assert(w.reply->seen && w.reply->n_entries == 1);
-    admit(h, &w, first, 11);
-    cr_assert_eq(read_in(h, &r)->seen, false, "the same page is another member");
-}
-
 static void
 assert_refused(const struct h_reply *reply, enum proto_error error)
 {
@@ -147,48 +98,24 @@ assert_refused(const struct h_reply *reply, enum proto_error error)
     cr_assert_eq(reply->error, error, "%u: %s", reply->error, reply->text);
 }
 
+/* The rest of what is refused: model_channel.c. */
 CORE_TEST(channel, refuses_what_does_not_fit, NULL)
 {
     make_array(h, SLOTS);
     struct party w = party(h, "rw"), r = party(h, "r");
     struct party other = r;
-    assert_refused(produce(h, &r), PROTO_ERR_INVALID);
-    assert_refused(join_as(h, &r, (struct msg_join_params){.depth = 0}), PROTO_ERR_INVALID);
-    assert_refused(join_as(h, &r, (struct msg_join_params){.depth = CHANNEL_DEPTH_MAX + 1}),
-                   PROTO_ERR_INVALID);
-    other.page = h_page_new(h, r.conn);
-    assert_refused(read_in(h, &other), PROTO_ERR_INVALID);
     other.page = w.page;
     assert_refused(read_in(h, &other), PROTO_ERR_INVALID);
     other = w;
     other.page = h_page_new_with(h, w.conn, TAIL - 1);
     assert_refused(produce(h, &other), PROTO_ERR_INVALID);
-    other.lease = h_create_now(h, w.conn, NULL, NULL, 100)->lease;
-    assert_refused(produce(h, &other), PROTO_ERR_INVALID);
-    assert_refused(members(h, &w, 0), PROTO_ERR_INVALID);
     cr_assert_eq(h_request(h, w.conn, MSG_PAGE,
                            &(struct msg_page_params){.tail = PROTO_TAIL_MAX + 1})
                      ->error,
                  PROTO_ERR_INVALID);
-
-    cr_assert_eq(join_as(h, &w, (struct msg_join_params){.produce = true, .latest = true})
-                     ->error,
-                 0);
-    assert_refused(read_in(h, &r), PROTO_ERR_INVALID);
-    assert_refused(join_as(h, &r, (struct msg_join_params){.depth = 6, .latest = true}),
-                   PROTO_ERR_LIMIT);
-    cr_assert(!join_as(h, &r, (struct msg_join_params){.depth = 5, .latest = true})->seen);
-    assert_refused(join_as(h, &r, (struct msg_join_params){.depth = 5, .latest = true}),
-                   PROTO_ERR_INVALID);
-    other = party(h, "r");
-    assert_refused(join_as(h, &other, (struct msg_join_params){.depth = 1, .latest = true}),
-                   PROTO_ERR_LIMIT);
+    cr_assert_eq(produce(h, &w)->error, 0);
     other = party(h, "rw");
-    assert_refused(join_as(h, &other, (struct msg_join_params){.produce = true}),
-                   PROTO_ERR_INVALID);
-    assert_refused(join_as(h, &other,
-                           (struct msg_join_params){.produce = true, .latest = true}),
-                   PROTO_ERR_BUSY);
+    assert_refused(produce(h, &other), PROTO_ERR_BUSY);
     char pid[32];
     snprintf(pid, sizeof(pid), "pid %d", (int)h->pids[w.conn]);
     cr_assert(strstr(other.reply->text, pid));
@@ -215,43 +142,6 @@ CORE_TEST(channel, has_at_most_so_many_readers, many_pages)
     cr_assert_eq(members(h, &w, 0)->n_pages, CHANNEL_READERS_MAX);
 }
 
-/* Readers do not decide what a channel is. */
-CORE_TEST(channel, has_the_mode_of_its_first_producer, NULL)
-{
-    make_array(h, SLOTS);
-    struct party w = party(h, "rw"), r = party(h, "r"), s = party(h, "r");
-    read_in(h, &r);
-    join_as(h, &s, (struct msg_join_params){.depth = 4, .latest = true, .wait = true});
-    cr_assert(!s.reply->seen);
-    cr_assert_eq(produce(h, &w)->error, 0);
-    assert_refused(s.reply, PROTO_ERR_INVALID);
-    cr_assert_eq(members(h, &w, 0)->n_entries, 1);
-}
-
-/* The next producer goes on above all that was submitted, and has the frames that are whole. */
-static void
-assert_taken_over(struct harness *h, const struct party *next)
-{
-    const struct h_reply *reply = next->reply;
-
-    cr_assert(reply->seen && reply->error == 0, "%s", reply->text);
-    cr_assert_eq(reply->sequence, 5);
-    cr_assert_eq(reply->n_entries, 2);
-    cr_assert(reply->kept[0].slot == 2 && reply->kept[0].sequence == 2 &&
-              reply->kept[0].info == 1002);
-    cr_assert(reply->kept[1].slot == 4 && reply->kept[1].sequence == 4);
-    cr_assert_eq(members(h, next, 0)->in_channel[0].admitted, false);
-}
-
-static void
-fill(struct harness *h, const struct party *w)
-{
-    put(h, w, 2, 2, true, false);
-    put(h, w, 3, 3, true, true); /* void */
-    put(h, w, 4, 4, true, false);
-    put(h, w, 5, 5, false, false);
-}
-
 /* What no producer could go on with is left out. */
 CORE_TEST(channel, impossible_sequences_are_not_kept, NULL)
 {
@@ -264,111 +154,6 @@ CORE_TEST(channel, impossible_sequences_are_not_kept, NULL)
     cr_assert_eq(produce(h, &next)->error, 0);
     cr_assert_eq(next.reply->n_entries, 1);
     cr_assert(next.reply->kept[0].slot == 2 && next.reply->sequence == 2);
-}
-
-/* A reader that finds the former's page alive may still take what that says for the newest. */
-static void
-assert_dead(struct harness *h, uint64_t conn, const struct h_reply *reply)
-{
-    const uint64_t *of = h->userdata; /* a connection, and the page that is to be dead */
-
-    cr_assert(conn != of[0] || reply->error || !h_page(h, of[1]) || h_page(h, of[1])->killed);
-}
-
-CORE_TEST(channel, is_taken_over_after_the_exit, NULL)
-{
-    make_array(h, SLOTS);
-    struct party w = party(h, "rw"), next = party(h, "rw"), r = party(h, "r");
-    read_in(h, &r);
-    produce(h, &w);
-    admit(h, &w, members(h, &w, 0)->in_channel[0].member, 1);
-    fill(h, &w);
-    timeline_kill(h_slot(h, w.page, 0)); /* as its library does when the context has died */
-    members(h, &w, w.reply->producer);
-    h_hangup(h, w.conn);
-    struct party late = party(h, "rw");
-    cr_assert(!produce(h, &next)->seen, "its streams may still write");
-    cr_assert(!produce(h, &late)->seen);
-    cr_assert(wait_in(h, &r)->producer == w.page, "it is let in by this one");
-    uint64_t of[] = {next.conn, w.page};
-    h->userdata = of;
-    h->on_reply = assert_dead;
-    h_exit(h, w.conn);
-    h->on_reply = NULL;
-    assert_taken_over(h, &next);
-    assert_refused(late.reply, PROTO_ERR_BUSY);
-    cr_assert(!wait_in(h, &r)->seen, "the next one lets it in anew");
-
-    /* One that dies before it has what was kept takes nothing away. */
-    h_disconnect(h, next.conn);
-    cr_assert(!r.reply->seen);
-    cr_assert_eq(produce(h, &late)->error, 0);
-    assert_taken_over(h, &late);
-    /* And one that has gone on from there, its own. */
-    atomic_store(&h_slot(h, late.page, 0)->done, 5);
-    put(h, &late, 6, 6, true, false);
-    h_disconnect(h, late.conn);
-    struct party last = party(h, "rw");
-    cr_assert_eq(produce(h, &last)->sequence, 6);
-    cr_assert_eq(last.reply->n_entries, 1);
-}
-
-/* Told that there is none any more, once the former has left or exited. */
-CORE_TEST(channel, without_a_producer, NULL)
-{
-    make_array(h, SLOTS);
-    struct party w = party(h, "rw"), r = party(h, "r");
-    uint64_t member = produce(h, &w)->member;
-    cr_assert(!read_in(h, &r)->seen);
-    leave(h, &w, member);
-    cr_assert(r.reply->seen && !r.reply->producer && r.reply->former == w.page);
-    cr_assert(!wait_in(h, &r)->seen);
-    cr_assert_eq(produce(h, &w)->error, 0, "the same page once more");
-    cr_assert_neq(w.reply->member, member);
-    admit(h, &w, members(h, &w, 0)->in_channel[0].member, 0);
-    cr_assert(r.reply->seen && r.reply->producer == w.page);
-    h_drop_page(h, w.conn, w.page);
-    cr_assert_eq(read_in(h, &r)->former, w.page, "a page that is given up");
-}
-
-CORE_TEST(channel, requests_are_cancelled, NULL)
-{
-    make_array(h, SLOTS);
-    struct party w = party(h, "rw"), r = party(h, "r"), next = party(h, "rw");
-    uint32_t id = wait_in(h, &r)->id;
-
-    id = h->next_id;
-    h_cancel(h, r.conn, id);
-    assert_refused(r.reply, PROTO_ERR_CANCELLED);
-    produce(h, &w);
-    cr_assert_eq(members(h, &w, 0)->n_entries, 0, "it was never in");
-    cr_assert(!members(h, &w, w.reply->producer)->seen);
-    id = h->next_id;
-    h_cancel(h, w.conn, id);
-    assert_refused(w.reply, PROTO_ERR_CANCELLED);
-    h_hangup(h, w.conn);
-    produce(h, &next);
-    id = h->next_id;
-    h_cancel(h, next.conn, id);
-    assert_refused(next.reply, PROTO_ERR_CANCELLED);
-    h_exit(h, w.conn);
-    cr_assert_eq(produce(h, &next)->error, 0);
-
-    /* A rejoin that is given up leaves the member where it is. */
-    read_in(h, &r);
-    admit(h, &next, members(h, &next, 0)->in_channel[0].member, 3);
-    h_disconnect(h, next.conn);
-    cr_assert(!wait_in(h, &r)->seen);
-    id = h->next_id;
-    h_cancel(h, r.conn, id);
-    struct party last = party(h, "rw");
-    produce(h, &last);
-    cr_assert_eq(members(h, &last, 0)->n_entries, 1);
-    /* It goes with its connection's process, not before. */
-    h_hangup(h, r.conn);
-    cr_assert(!members(h, &last, last.reply->producer)->seen);
-    h_exit(h, r.conn);
-    cr_assert(last.reply->seen && last.reply->n_entries == 0);
 }
 
 CORE_TEST(channel, is_listed, NULL)
@@ -421,17 +206,36 @@ CORE_TEST(channel, has_no_reader_over_a_limit, NULL)
     cr_assert(w.reply->seen && w.reply->n_entries == 0);
 }
 
-/* The array has no name and no lease any more: who takes part does not keep it. */
-CORE_TEST(channel, ends_with_its_array, NULL)
+static void
+figures(void *userdata, struct core_figures *ret)
 {
+    ret->dying = *(const bool *)userdata;
+}
+
+/* The keeper kills a page of before a restart, and is waited for, also by a reader: it might take
+ * what that page says for the newest. */
+CORE_TEST(channel, begins_after_the_kill, NULL)
+{
+    bool dying = true;
+
     make_array(h, SLOTS);
-    struct party r = party(h, "r");
-    wait_in(h, &r);
-    h_unlink(h, r.conn, "cam", NULL);
-    r.reply->seen = false;
-    h_close(h, r.conn, r.lease);
-    assert_refused(r.reply, PROTO_ERR_CANCELLED);
-    cr_assert(RB_EMPTY(&h->core->channels) && RB_EMPTY(&h->core->participants));
+    for (int i = 0; i < 2; i++) {
+        struct party w = party(h, "rw");
+        produce(h, &w);
+        saved_restart(h);
+        h_exit(h, w.conn);
+        struct party next = party(h, "rw");
+        core_set_figures(h->core, figures, &dying);
+        cr_assert(!produce(h, &next)->seen);
+        h_tick(h, 10000000);
+        cr_assert(!next.reply->seen);
+        dying = false;
+        h_tick(h, 10000000);
+        cr_assert(next.reply->seen && !next.reply->error);
+        core_set_figures(h->core, NULL, NULL);
+        h_disconnect(h, next.conn);
+        dying = true;
+    }
 }
 
 static void
@@ -446,58 +250,6 @@ resume(struct harness *h, struct party *p, bool writes)
     cr_assert_eq(h_request(h, conn, MSG_RESUME, &params)->error, 0);
     p->conn = conn;
     p->reply = &h->replies[conn];
-}
-
-static void
-figures(void *userdata, struct core_figures *ret)
-{
-    ret->dying = *(const bool *)userdata;
-}
-
-/* The keeper kills a page of before a restart, and is waited for. */
-static void
-assert_begins_after_the_kill(struct harness *h, const struct party *next)
-{
-    bool dying = true;
-
-    core_set_figures(h->core, figures, &dying);
-    cr_assert(!produce(h, next)->seen);
-    h_tick(h, 10000000);
-    cr_assert(!next->reply->seen);
-    dying = false;
-    h_tick(h, 10000000);
-    assert_taken_over(h, next);
-    core_set_figures(h->core, NULL, NULL);
-}
-
-/* All that was answered is as it was; what was not is asked once more. */
-CORE_TEST(channel, outlives_the_daemon, NULL)
-{
-    make_array(h, SLOTS);
-    struct party w = party(h, "rw"), r = party(h, "r"), next = party(h, "rw");
-    read_in(h, &r);
-    produce(h, &w);
-    admit(h, &w, members(h, &w, 0)->in_channel[0].member, 1);
-    uint64_t version = w.reply->producer;
-    fill(h, &w);
-    h_tick(h, 1000); /* it takes longer than what has changed */
-    saved_restart(h);
-    resume(h, &next, true);
-    cr_assert(!produce(h, &next)->seen, "the producer may come back");
-    resume(h, &r, false);
-    cr_assert(read_in(h, &r)->producer == w.page && r.reply->sequence == 1);
-    resume(h, &w, true);
-    members(h, &w, version);
-    cr_assert(w.reply->seen && w.reply->in_channel[0].admitted, "another version");
-    assert_refused(next.reply, PROTO_ERR_BUSY);
-    saved_restart(h);
-    h_exit(h, w.conn);
-    resume(h, &next, true);
-    assert_begins_after_the_kill(h, &next);
-    saved_restart(h);
-    h_exit(h, next.conn);
-    struct party last = party(h, "rw");
-    assert_begins_after_the_kill(h, &last);
 }
 
 /* The daemon has died with a page whose owner had it, and before it sealed another one, which takes
@@ -516,75 +268,4 @@ CORE_TEST(channel, pages_are_sealed_by_the_next_daemon, NULL)
     admit(h, &w, members(h, &w, 0)->in_channel[0].member, 1);
     cr_assert_eq(r.reply->producer, w.page);
     cr_assert(h_page(h, w.page)->sealed && h_page(h, r.page)->sealed);
-}
-
-/* ---- anything, in any order ---- */
-
-/* What must hold is what check.c and the books say after each event: who is answered what and when,
- * each page once, all that is charged. The channel is for one that comes last as for the first. */
-static void
-step(struct harness *h, struct party *p, uint64_t *random)
-{
-    uint64_t member = h->core->next_page - random_below(random, 8);
-    struct msg_join_params params = {
-        .produce = random_below(random, 2) && p->writes,
-        .latest = random_below(random, 8) == 0,
-        .depth = random_below(random, 3),
-        .wait = random_below(random, 2),
-    };
-
-    switch (random_below(random, 8)) {
-    case 0:
-        put(h, p, random_below(random, SLOTS), random_below(random, 50), true, false);
-        break;
-    case 1: members(h, p, p->reply->producer); break;
-    case 2: leave(h, p, member); break;
-    case 3: h_cancel(h, p->conn, h->next_id - random_below(random, 4)); break;
-    case 4: admit(h, p, member, random_below(random, 50)); break;
-    default: join_as(h, p, params);
-    }
-}
-
-static void
-many_of_all(struct core_config *config)
-{
-    config->limits.pages = config->limits.connections = 64;
-}
-
-CORE_TEST(channel, in_any_order, many_of_all)
-{
-    const char *seed = getenv("CAID_TEST_SEED");
-    uint64_t random = seed ? strtoull(seed, NULL, 10) : 1;
-    struct party parties[5];
-    bool ended[ARRAY_SIZE(parties)] = {0};
-
-    printf("CAID_TEST_SEED=%llu\n", (unsigned long long)random);
-    make_array(h, SLOTS);
-    for (size_t i = 0; i < ARRAY_SIZE(parties); i++)
-        parties[i] = party(h, i % 2 ? "r" : "rw");
-    for (int i = 0; i < 2000 && h->next_conn < H_CONNS - 4; i++) {
-        uint32_t who = random_below(&random, ARRAY_SIZE(parties));
-        struct party *p = &parties[who];
-        if (ended[who] || random_below(&random, 40) == 0) {
-            if (!ended[who])
-                h_hangup(h, p->conn);
-            else
-                h_exit(h, p->conn);
-            if (ended[who])
-                *p = party(h, who % 2 ? "r" : "rw");
-            ended[who] = !ended[who];
-        } else {
-            step(h, p, &random);
-        }
-    }
-    for (size_t i = 0; i < ARRAY_SIZE(parties); i++)
-        h_disconnect(h, parties[i].conn);
-    struct party last = party(h, "rw");
-    cr_assert(
-        join_as(h, &last,
-                (struct msg_join_params){.produce = true,
-                                         .latest =
-                                             RB_MIN(channels, &h->core->channels)->latest})
-            ->error == 0);
-    cr_assert(last.reply->seen && members(h, &last, 0)->n_entries == 0);
 }
