@@ -105,6 +105,7 @@ channel_list(struct caid_channel *channel, struct caid_error *error)
         return r;
     LIST_INSERT_HEAD(&channel->client->channels->all, channel, entry);
     channel->is_listed = true;
+    resume_watch(channel->client);
     if (channel->client->lost.code != 0)
         atomic_store(&channel->lost, true);
     return 0;

@@ -604,6 +604,15 @@ resume_run(void *userdata)
 
 /* ---- for the others ---- */
 
+void
+resume_watch(struct caid_client *client)
+{
+    struct resume *resume = &client->resume;
+
+    if (!resume->started && !resume->ends && !client->handle_closed && client->lost.code == 0)
+        resume->started = thread_spawn(&resume->thread, resume_run, client) == 0;
+}
+
 /* Starts the thread. false: the client will not come back. */
 static bool
 start(struct caid_client *client)
@@ -612,8 +621,7 @@ start(struct caid_client *client)
 
     if (!resume->has_token || resume->timeout_ns == 0 || resume->ends || client->handle_closed)
         return false;
-    if (!resume->started)
-        resume->started = thread_spawn(&resume->thread, resume_run, client) == 0;
+    resume_watch(client);
     return resume->started;
 }
 

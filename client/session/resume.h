@@ -83,6 +83,9 @@ extern const struct feature resume_feature;
 
 /* The client has something to resume for: starts the thread. */
 void resume_need(struct caid_client *client);
+/* Threads of the program wait for others, and ask the daemon nothing: the thread waits for the
+ * hang-up also where the client does not come back. Under the client's lock. */
+void resume_watch(struct caid_client *client);
 /* The client is closed and will not resume. Drops the lock meanwhile. */
 void resume_stop(struct caid_client *client);
 

@@ -56,6 +56,13 @@ def put(ch, value, timeout=PATIENCE_S):
     return frame.sequence
 
 
+def ends(call):
+    """The class of the error by which it does."""
+    with pytest.raises(caid.Error) as e:
+        call()
+    return e.type
+
+
 def value_of(frame):
     pixels = numpy.asarray(frame)
     assert pixels.shape == SHAPE and pixels.dtype == "<i4" and (pixels == pixels[0, 0]).all()
@@ -841,6 +848,39 @@ def test_frames_go_on_while_there_is_no_daemon(soft, tmp_path, mode):
                     put(ch, 3 * i + 2)
                     assert got(another)[2] == got(r)[2] == 3 * i + 2
         c.unlink(mode)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_all_calls_end_where_nothing_outlives_the_daemon(soft, signum):
+    """Those that wait, and those that come later; what is open can be read and closed."""
+
+    async def first(r):
+        async for frame in r:
+            return frame
+
+    with contextlib.ExitStack() as stack:
+        d = stack.enter_context(caid.LocalDaemon())
+        c, other, third = (stack.enter_context(d.connect()) for _ in range(3))
+        how = {"memory": "pinned", "slots": 4}
+        ch, r = stack.enter_context(made(c, other, mode="fifo", **how))
+        newest, idle = stack.enter_context(made(c, other, **how))
+        loop = stack.enter_context(third.open_channel("latest"))
+        for i in range(4):
+            put(ch, i)
+        frame = r.get()
+        waiting = [
+            in_a_thread(lambda call=call: ends(call))
+            for call in (ch.put, idle.get, lambda: run_async(first(loop)), lambda: third.open_channel("later", wait=True))
+        ]
+        os.kill(d.pid, signum)
+        for thread, results in waiting:
+            thread.join(PATIENCE_S)
+            assert results == [caid.DisconnectedError]
+        for call in (ch.put, newest.put, r.get, idle.get, loop.get):
+            assert ends(lambda call=call: call(timeout=0)) is caid.DisconnectedError
+        assert select.select([idle], [], [], PATIENCE_S)[0]
+        assert value_of(frame) == 0
+        frame.end()
 
 
 # --- pages of those who write what they like ---------------------------------------------------
