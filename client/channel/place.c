@@ -207,6 +207,13 @@ check_contents(struct caid_channel *channel, struct place *place, struct caid_er
 
 /* ---- the end ---- */
 
+static int
+fail_not_open(const struct caid_channel *channel, uint64_t sequence, struct caid_error *error)
+{
+    return fail(error, CAID_ERR_INVALID, "channel \"%s\": frame %" PRIu64 " is not open",
+                channel_name(channel), sequence);
+}
+
 /* Drops the lock meanwhile. */
 static int
 wait_for_signals(struct caid_channel *channel, const struct lane *lane,
@@ -251,8 +258,7 @@ end(struct caid_channel *channel, uint64_t sequence, struct lane *lane,
     if (place)
         r = end_place(channel, place, lane, error);
     else if (r == 0)
-        r = fail(error, CAID_ERR_INVALID, "channel \"%s\": frame %" PRIu64 " is not open",
-                 channel_name(channel), sequence);
+        r = fail_not_open(channel, sequence, error);
     pthread_mutex_unlock(&channel->lock);
     if (!place && lane)
         lane_put(lane);
@@ -293,6 +299,25 @@ caid_channel_end(struct caid_channel *channel, const struct caid_frame *frame, u
         return fail_again(error, &why);
     }
     return end(channel, frame->sequence, lane, error);
+}
+
+int
+place_abandon(struct caid_channel *channel, uint64_t sequence, struct caid_error *error)
+{
+    pthread_mutex_lock(&channel->lock);
+    struct place *place = find_open(channel, sequence);
+    if (place) {
+        fence_drop(&place->data);
+        if (place->lane)
+            lane_put(place->lane);
+        *place = (struct place){.state = PLACE_ENDED, .release = UINT64_MAX};
+    }
+    pthread_mutex_unlock(&channel->lock);
+    if (!place)
+        return fail_not_open(channel, sequence, error);
+    member_break(channel);
+    ready_update(channel);
+    return channel_fail_broken(channel, error);
 }
 
 void

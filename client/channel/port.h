@@ -306,5 +306,7 @@ void place_pass_voids(struct caid_channel *channel);
 /* Whether some of the doubts can be settled, and does so. CAID_ERR_ABANDONED: one was void. */
 bool place_can_settle(const struct caid_channel *channel);
 int place_settle(struct caid_channel *channel, struct caid_error *error);
+/* Ends one that no stream can let go of now: the reader ends. Not under a lock. */
+int place_abandon(struct caid_channel *channel, uint64_t sequence, struct caid_error *error);
 /* Ends what is open. Not under a lock. */
 void places_close(struct caid_channel *channel);

@@ -318,11 +318,8 @@ static int
 end(struct caid_channel *channel, const struct caid_frame *frame, bool is_void,
     struct caid_error *error)
 {
-    int r = CHECK_GIVEN_OF(channel, frame, error);
-    if (r < 0)
-        return r;
     pthread_mutex_lock(&channel->lock);
-    r = take_open(channel, frame, error);
+    int r = take_open(channel, frame, error);
     if (r == 0 && !is_void)
         r = check_lane(channel, error);
     if (r < 0) {
@@ -337,14 +334,19 @@ int
 caid_channel_commit(struct caid_channel *channel, const struct caid_frame *frame,
                     struct caid_error *error)
 {
-    return end(channel, frame, false, error);
+    int r = CHECK_GIVEN_OF(channel, frame, error);
+
+    return r < 0 ? r : end(channel, frame, false, error);
 }
 
 int
 caid_channel_abandon(struct caid_channel *channel, const struct caid_frame *frame,
                      struct caid_error *error)
 {
-    return end(channel, frame, true, error);
+    int r = CHECK_GIVEN_OF(channel, frame, error);
+    if (r == 0 && !channel->produces)
+        return place_abandon(channel, frame->sequence, error);
+    return r < 0 ? r : end(channel, frame, true, error);
 }
 
 void

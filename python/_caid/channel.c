@@ -194,11 +194,12 @@ info_take(struct frame_object *self)
                n < CAID_CHANNEL_INFO ? (size_t)n : CAID_CHANNEL_INFO);
 }
 
+/* A reader's that is not whole is one that nobody can end any more. */
 static int
 call_end(struct frame_object *self, bool is_whole, struct caid_error *error)
 {
     struct caid_channel *channel = self->channel->channel;
-    int r;
+    int r = 0;
 
     if (!channel) /* it has ended with its client */
         return 0;
@@ -206,7 +207,9 @@ call_end(struct frame_object *self, bool is_whole, struct caid_error *error)
         info_take(self);
     if (!self->channel->produces)
         WITHOUT_GIL(r = caid_channel_end(channel, &self->frame, self->number, error));
-    else if (is_whole)
+    if (!self->channel->produces && (is_whole || r == 0 || error->code != CAID_ERR_INVALID))
+        return r;
+    if (is_whole)
         WITHOUT_GIL(r = caid_channel_commit(channel, &self->frame, error));
     else
         WITHOUT_GIL(r = caid_channel_abandon(channel, &self->frame, error));

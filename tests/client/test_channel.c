@@ -665,6 +665,25 @@ CHANNEL_TEST(a_put_is_given_up_in_a_capture_fifo)
     check_told();
 }
 
+/* Nobody ends it: the reader does, and holds nobody up. */
+CHANNEL_TEST(a_frame_is_given_up_in_a_capture)
+{
+    CUstream stream;
+
+    begin_streams("fifo", 1);
+    stream = (CUstream)(uintptr_t)o.stream;
+    put_on_stream();
+    assert_ok(caid_channel_get(o.get, o.stream, CAID_FOREVER, 0, &o.frame, &error));
+    gpu_capture_begin(&f.gpu, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    assert_failed(caid_channel_end(o.get, &o.frame, o.stream, &error), CAID_ERR_INVALID);
+    assert_failed(caid_channel_abandon(o.get, &o.frame, &error), CAID_ERR_ABANDONED);
+    cr_assert(gpu_capture_end(&f.gpu, stream));
+    assert_failed(caid_channel_abandon(o.get, &o.frame, &error), CAID_ERR_INVALID);
+    assert_failed(try_get(0), CAID_ERR_ABANDONED);
+    for (int i = 0; i < 20; i++)
+        put_on_stream();
+}
+
 /* It leaves when the frame before has landed, and its readers are told. */
 CHANNEL_TEST(a_channel_closes_after_a_put_was_given_up_in_a_capture)
 {

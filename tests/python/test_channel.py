@@ -150,6 +150,19 @@ def test_a_put_that_is_given_up_in_a_capture_ends_its_producer(client, other, st
             r.get()
 
 
+def test_a_frame_that_is_collected_in_a_capture_holds_nobody_up(client, other, stream):
+    with made(client, other, mode="fifo") as (ch, r):
+        put(ch, 7)
+        frame = r.get(stream.handle.value)
+        with stream.captures(), pytest.warns(ResourceWarning, match="was not ended"):
+            del frame
+            gc.collect()
+        with pytest.raises(caid.AbandonedError, match="captured a graph"):
+            r.get()
+        for n in range(20):
+            put(ch, n)
+
+
 def test_iteration_ends_each_frame(fifo):
     ch, r = fifo
     seen = []

@@ -104,7 +104,8 @@ int caid_channel_commit(struct caid_channel *channel, const struct caid_frame *f
                         struct caid_error *error);
 /* Ends it in any case, in place of a commit: nobody gets it. Where the stream cannot be used, not
  * even to wait for it, this fails, and the producer ends as one that died, when its former frames
- * are there; CAID_ERR_ABANDONED from now on. */
+ * are there; CAID_ERR_ABANDONED from now on. Of a reader: ends a frame that caid_channel_end()
+ * leaves open, since its stream captures a graph; the reader ends, as one whose context died. */
 int caid_channel_abandon(struct caid_channel *channel, const struct caid_frame *frame,
                          struct caid_error *error);
 
