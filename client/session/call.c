@@ -753,7 +753,7 @@ call_wait_for_news(struct caid_client *client, struct call *call, uint64_t deadl
 
     int r = client->reading || client->away ? wait_for_reader(client, call, until_ns)
                                             : read_until(client, 0, until_ns);
-    if (!error || (r == 0 && (*look_ns == UINT64_MAX || clock_now_ns() < *look_ns)))
+    if (r == 0 || !error)
         return 0;
     *look_ns = 0;
     return call_ask_interrupt(client, error);
