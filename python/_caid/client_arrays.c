@@ -334,11 +334,15 @@ py_client_unmap(PyObject *op, PyObject *leases)
 PyObject *
 py_client_suspend(PyObject *op, PyObject *timeout)
 {
+    struct client_object *self = py_client(op);
+    struct caid_error error = {0};
+    struct caid_client *client;
     uint64_t timeout_ns;
 
-    if (py_timeout_get(timeout, &timeout_ns) < 0)
+    if (py_timeout_get(timeout, &timeout_ns) < 0 || !(client = py_client_enter(self)))
         return NULL;
-    return py_none(PY_CLIENT_CALL(py_client(op), caid_client_suspend(c, timeout_ns, &error)));
+    int r = PY_WAIT_IN(self, NULL, caid_client_suspend(client, timeout_ns, &error));
+    return py_none(py_client_leave_with(self, r, &error));
 }
 
 static void

@@ -127,25 +127,28 @@ extern PyGetSetDef py_handle_getset[];
 /* Seconds, or None for CAID_FOREVER. -1 with an exception set. */
 int py_timeout_get(PyObject *op, uint64_t *ret_ns);
 
-/* A call of libcaid in which this thread waits for a handle, which it has entered. */
+/* A call of libcaid in which this thread waits for a handle, or a client, which it has entered. */
 struct waiting {
-    const struct handle_object *handle;
-    bool is_cancelled; /* it, or its client, was closed meanwhile, which has ended the call */
+    const struct client_object *client;
+    const struct handle_object *handle; /* or NULL */
+    bool is_cancelled; /* one of them was closed meanwhile, which has ended the call */
 };
 
-void py_wait_begin(struct waiting *waiting, const struct handle_object *handle);
+void py_wait_begin(struct waiting *waiting, const struct client_object *client,
+                   const struct handle_object *handle);
 /* Returns r, or -ECANCELED with the error filled. */
 int py_wait_end(const struct waiting *waiting, int r, struct caid_error *error);
 
 /* Makes such a call without the GIL; the call uses the error, error. */
-#define PY_WAIT(self, call)                \
-    ({                                     \
-        struct waiting waiting;            \
-        int r_;                            \
-        py_wait_begin(&waiting, (self));   \
-        WITHOUT_GIL(r_ = (call));          \
-        py_wait_end(&waiting, r_, &error); \
+#define PY_WAIT_IN(client, handle, call)             \
+    ({                                               \
+        struct waiting waiting;                      \
+        int r_;                                      \
+        py_wait_begin(&waiting, (client), (handle)); \
+        WITHOUT_GIL(r_ = (call));                    \
+        py_wait_end(&waiting, r_, &error);           \
     })
+#define PY_WAIT(self, call) PY_WAIT_IN((self)->client, (self), call)
 
 /* ---- what has handles ---- */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Waits that end when another thread closes the handle that is waited for. Each is one call of
- * libcaid, so that nobody else has its turn or its place meanwhile. Whether the handle was closed
- * is looked at when libcaid asks whether a signal is to end the call (signal.c).
+ * Waits that end when another thread closes the handle, or the client, that is waited for. Each is
+ * one call of libcaid, so that nobody else has its turn or its place meanwhile. Whether it was
+ * closed is looked at when libcaid asks whether a signal is to end the call (signal.c).
  */
 #include "handle.h"
 
@@ -42,15 +42,16 @@ py_wait_is_cancelled(void)
     struct waiting *waiting = py_waits_for;
 
     if (waiting)
-        waiting->is_cancelled = waiting->handle->closing ||
-                                py_client_is_closed(waiting->handle->client);
+        waiting->is_cancelled = (waiting->handle && waiting->handle->closing) ||
+                                py_client_is_closed(waiting->client);
     return waiting && waiting->is_cancelled;
 }
 
 void
-py_wait_begin(struct waiting *waiting, const struct handle_object *handle)
+py_wait_begin(struct waiting *waiting, const struct client_object *client,
+              const struct handle_object *handle)
 {
-    *waiting = (struct waiting){.handle = handle};
+    *waiting = (struct waiting){.client = client, .handle = handle};
     py_waits_for = waiting;
 }
 
@@ -62,6 +63,6 @@ py_wait_end(const struct waiting *waiting, int r, struct caid_error *error)
         return r;
     error->code = CAID_ERR_CANCELLED;
     snprintf(error->message, sizeof(error->message), "the %s was closed",
-             waiting->handle->class->name);
+             waiting->handle ? waiting->handle->class->name : "client");
     return -ECANCELED;
 }

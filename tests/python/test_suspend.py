@@ -209,6 +209,35 @@ def test_what_is_in_the_way_is_named(client, other, arrays):
     assert values(arrays) == [{0}, {1}, {2}]
 
 
+def test_a_client_that_is_closed_is_not_suspended_any_more(daemon, client):
+    """Its stream waits for another client; close() of another thread comes after the suspend() has begun."""
+    ended = []
+
+    def suspend():
+        try:
+            c.suspend()
+        except caid.Error as e:
+            ended.append(e)
+
+    with contextlib.closing(Stream()) as stream, client.timeline("t") as t, daemon.connect() as c:
+        with c.open_timeline("t") as theirs:
+            theirs.wait(stream.number, 1, ahead=True)
+        thread = threading.Thread(target=suspend)
+        thread.start()
+        wait_until(lambda: not is_awake(c))
+        c.close()
+        thread.join()
+        t.signal(None, 1)
+    assert [type(e) for e in ended] == [caid.CancelledError] and "the client was closed" in str(ended[0])
+
+
+def is_awake(client):
+    try:
+        client.resume()
+    except caid.InvalidError as e:
+        return "not suspended" in str(e)
+
+
 def test_a_captured_graph_is_in_the_way(client, arrays):
     stream = Stream()
     with stream.captures(), pytest.raises(caid.InvalidError, match="captures"):

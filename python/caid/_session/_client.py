@@ -311,6 +311,8 @@ class Client(_naming.Naming, Closing):
             An array is "legacy" memory.
         TimedOutError
             The message says what is waited for.
+        CancelledError
+            Another thread has closed the client meanwhile.
 
         After a failure the client is as before. If its arrays cannot be mapped again, it is suspended: resume()
         tries once more.
