@@ -84,6 +84,8 @@ void books_given_up(struct harness *h, uint64_t conn, uint64_t lease);
 void books_ended(struct harness *h, uint64_t conn, const struct msg_end_params *p);
 /* A begin of that request, if it was one. */
 void books_refused(struct harness *h, uint64_t conn, uint32_t request);
+/* Somebody may have the block for good. */
+void books_exported(struct harness *h, uint64_t block);
 /* The range is given away, or goes. */
 void books_unused(const struct harness *h, uint64_t block, uint64_t offset, uint64_t bytes);
 /* What it had of others' pages, and brackets, ends. */

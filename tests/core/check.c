@@ -557,7 +557,7 @@ check_block(const struct block *block)
     CHECK((block->state == BLOCK_ALLOCATING) ==
           (block->fd < 0 && !block->handle)); /* tests give handles that are not 0 */
     CHECK(!block->reserved || (empty && block->state == BLOCK_LIVE));
-    CHECK(!block->doomed || block->reserved);
+    CHECK(block->reserved ? block->doomed || !block->exported : !block->doomed);
     CHECK(!block->spared || block->own);
     CHECK(!empty || block->state != BLOCK_LIVE || block->reserved ||
           (block->kind != KIND_DEVICE && !LIST_EMPTY(&block->holds)));
@@ -820,7 +820,7 @@ check_zone(const struct core *core, const struct pool *pool, const struct zone *
         if (block->pool != pool || zone != &pool->zones[block->device * N_KINDS + block->kind])
             continue;
         n_doomed += block->doomed || block->state == BLOCK_RELEASING;
-        spare += block->spared ? block->size : 0;
+        spare += block->spared && !block->exported ? block->size : 0;
         n_own_pending += block->spared && !extent_is_empty(&block->extent);
     }
     CHECK(zone->pending == pending && zone->spare == spare);

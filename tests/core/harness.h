@@ -15,7 +15,8 @@
  * - a page's fd is sent to a client that has it, or not to one that has not; or one for writing to
  *   anybody but its owner; or one for reading before the page was sealed (I3);
  * - a client is told to wait for what was never submitted, or for a page that is gone (I7);
- * - a range is given away that is in use by a fence which has not passed (I2).
+ * - a range is given away that is in use by a fence which has not passed (I2), or in a block that
+ *   was exported.
  */
 #pragma once
 
@@ -128,7 +129,7 @@ struct h_memory { /* what the driver has made and not taken back */
     uint64_t handle, size;
     uint32_t device;
     enum core_kind kind;
-    bool releasing;
+    bool releasing, exported;
     uint64_t block; /* 0: no client has been told */
     char pool[24];
 };

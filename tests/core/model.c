@@ -195,26 +195,27 @@ static int
 array_add(struct model *m, const struct m_request *r, const struct h_reply *reply)
 {
     cr_assert_lt(m->n_arrays, M_ARRAYS);
-    m->arrays[m->n_arrays] =
-        (struct m_array){.alive = true,
-                         .pool = r->pool,
-                         .name = M_NONE,
-                         .last_name = M_NONE,
-                         .label = r->label,
-                         .stamp = reply->stamp,
-                         .nbytes = r->nbytes,
-                         .span = r->span,
-                         .id = reply->arrays[0].number,
-                         .block = reply->block,
-                         .offset = reply->offset,
-                         .uid = m->slots[r->slot].uid,
-                         .extent = r->extent,
-                         .is_pinned = strcmp(reply->arrays[0].memory, "device") != 0,
-                         .companion = M_NONE,
-                         .keeper = M_NONE,
-                         .whole = M_NONE,
-                         .publisher = M_NONE,
-                         .members = {M_NONE, M_NONE}};
+    m->arrays[m->n_arrays] = (struct m_array){.alive = true,
+                                              .pool = r->pool,
+                                              .name = M_NONE,
+                                              .last_name = M_NONE,
+                                              .label = r->label,
+                                              .stamp = reply->stamp,
+                                              .nbytes = r->nbytes,
+                                              .span = r->span,
+                                              .id = reply->arrays[0].number,
+                                              .block = reply->block,
+                                              .offset = reply->offset,
+                                              .uid = m->slots[r->slot].uid,
+                                              .extent = r->extent,
+                                              .is_exclusive = r->is_exclusive,
+                                              .is_device = r->is_device,
+                                              .is_pinned = r->is_pinned,
+                                              .companion = M_NONE,
+                                              .keeper = M_NONE,
+                                              .whole = M_NONE,
+                                              .publisher = M_NONE,
+                                              .members = {M_NONE, M_NONE}};
     return m->n_arrays++;
 }
 
@@ -348,6 +349,7 @@ answered(struct model *m, const struct m_request *r, const struct h_reply *reply
     case MSG_OPEN:
     case MSG_OPEN_COMPANION: opened(m, r, reply); break;
     case MSG_VACATE: model_vacated(m, r, reply->lease); break;
+    case MSG_EXPORT: books_exported(&m->h, m->arrays[r->seen].block); break;
     case MSG_STAGE: model_staged(m, r); break;
     case MSG_STAGE_PARTS: model_parts_staged(m, r, reply); break;
     case MSG_SEND: model_ticket_add(m, r, (int)r->seen, r->readonly); break;

@@ -53,7 +53,7 @@ struct m_array {
     int keeper;    /* whose companion it is, or M_NONE */
     int whole;     /* what it is a part of, or M_NONE */
     int n_parts;   /* of it, that are alive */
-    bool is_pinned;
+    bool is_exclusive, is_device, is_pinned;
     uint64_t extent; /* its first one */
     bool is_set;
     int members[M_KEYS]; /* or M_NONE */
@@ -176,7 +176,8 @@ struct m_request {
     int companion;       /* that it publishes, or M_NONE */
     int set;             /* whose key it opens, or that it fills, or M_NONE */
     uint64_t extent;     /* of what it creates */
-    int n_parts;         /* that it fills it with, from key `label` on, each of: */
+    bool is_exclusive, is_device, is_pinned;
+    int n_parts; /* that it fills it with, from key `label` on, each of: */
 
     struct m_place {
         uint64_t at, nbytes;

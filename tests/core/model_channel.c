@@ -501,7 +501,7 @@ expect_join(struct model *m, struct m_request *r, const struct m_lease *lease,
     const struct m_channel *channel = channel_of(m, lease->array);
     const struct m_member *p = member_of(m, params->page);
 
-    r->may_fail = ERR_LIMITS;
+    r->may_fail = ERR(QUOTA);
     model_refuse(r, lease->readonly && params->produce, ERR(INVALID));
     model_refuse(r, m->arrays[lease->array].extent != M_FRAMES, ERR(INVALID));
     model_refuse(r, channel && channel->has_mode && channel->latest != params->latest,

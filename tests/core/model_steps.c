@@ -273,6 +273,9 @@ step_create(struct model *m, int s)
     };
     if (m->h.n_devices > 1 && model_random(m, 3) == 0)
         params.device = MSG_STR("GPU-00000000-0000-0000-0000-000000000002");
+    r->is_exclusive = params.exclusive;
+    r->is_device = !memory || strcmp(memory, "device") == 0;
+    r->is_pinned = !r->is_device && strcmp(memory, "legacy") != 0;
     send_create(m, r, &params, bytes);
 }
 
@@ -651,6 +654,26 @@ step_unnamed(struct model *m, int s)
 
 /* ---- memory ---- */
 
+/* All of a block, to where nobody is asked again. */
+static void
+step_export(struct model *m, int s)
+{
+    const struct m_slot *slot = &m->slots[s];
+
+    if (!slot->n_leases)
+        return;
+    const struct m_lease *lease = &slot->leases[model_random(m, (uint32_t)slot->n_leases)];
+    const struct m_array *array = &m->arrays[lease->array];
+    struct m_request *r = model_ask(m, s, MSG_EXPORT);
+    r->seen = (uint64_t)lease->array;
+    model_refuse(r, lease->readonly, ERR(PERMISSION));
+    model_refuse(r, !array->nbytes || array->whole != M_NONE || !array->is_device,
+                 ERR(INVALID));
+    r->may_fail |= array->is_exclusive ? 0 : ERR(INVALID); /* others may be in its block */
+    model_note(m, "slot %d: export lease %llu", s, (unsigned long long)lease->lease);
+    h_request(&m->h, slot->conn, MSG_EXPORT, &(struct msg_export_params){lease->lease});
+}
+
 static bool
 has_request(const struct model *m, int slot, enum msg_method method)
 {
@@ -802,19 +825,20 @@ static const struct {
     void (*take)(struct model *, int);
     uint32_t weight;
 } client_steps[] = {
-    {step_create, 6},       {step_open, 4},
-    {model_step_close, 4},  {step_open_generation, 2},
-    {step_publish, 4},      {step_unlink, 2},
-    {step_rename, 2},       {step_expire, 2},
-    {step_watch, 3},        {step_cancel, 1},
-    {step_list, 2},         {step_unnamed, 1},
-    {step_flush, 2},        {step_defer, 2},
-    {step_memory_info, 1},  {step_ask, 1},
-    {step_offend, 1},       {step_open_companion, 2},
-    {model_step_ticket, 3}, {model_step_set, 4},
+    {step_create, 6},      {step_open, 4},
+    {model_step_close, 4}, {step_open_generation, 2},
+    {step_publish, 4},     {step_unlink, 2},
+    {step_rename, 2},      {step_expire, 2},
+    {step_watch, 3},       {step_cancel, 1},
+    {step_list, 2},        {step_unnamed, 1},
+    {step_flush, 2},       {step_defer, 2},
+    {step_memory_info, 1}, {step_ask, 1},
+    {step_offend, 1},      {step_open_companion, 2},
+    {step_export, 3},      {model_step_ticket, 3},
+    {model_step_set, 4},
 };
 
-#define ALL_WEIGHTS 49
+#define ALL_WEIGHTS 52
 
 static void
 take_client_step(struct model *m, int s)

@@ -443,6 +443,7 @@ crowd_create(struct model *m, int name, int64_t bytes)
     r->label = r->id;
     r->nbytes = r->span = (uint64_t)bytes;
     r->extent = (uint64_t)bytes;
+    r->is_device = true;
     r->may_fail = ERR_LIMITS | ERR(NO_MEMORY);
     if (name != M_NONE)
         m->names[2][name].creating = 0;
