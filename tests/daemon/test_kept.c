@@ -357,6 +357,32 @@ CAID_TEST_BETWEEN(kept, a_page_is_mapped_when_the_keeper_says_so, begin(), end()
         close(fds[i]);
 }
 
+/* As the page of a daemon that has died before it sealed it. */
+CAID_TEST_BETWEEN(kept, a_page_that_was_found_is_mapped_by_the_next_keeper, begin(), end(),
+                  .timeout = 60)
+{
+    int fd = page_file(), found;
+    uint32_t page;
+    struct kept k;
+
+    open_kept(&k);
+    cr_assert_eq(kept_put_page(&k, fd, fd, &page), 0);
+    succeed(&k);
+    cr_assert_eq(kept_start(&k), 0);
+    found = kept_claim_page(&k, page, fd);
+    cr_assert_eq(inode(found), inode(fd));
+    cr_assert_eq(kept_claim_page(&k, page, fd), -1);
+    await_mapped(&k, page, 0);
+    kill_keeper();
+    await_connection(&k, false);
+    start_keeper();
+    await_connection(&k, true);
+    await_mapped(&k, page, 0);
+    kept_deinit(&k);
+    close(found);
+    close(fd);
+}
+
 CAID_TEST_BETWEEN(kept, a_keeper_that_is_coming_back_is_given_all_before_the_end, begin(),
                   end(), .timeout = 60)
 {
