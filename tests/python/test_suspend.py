@@ -83,6 +83,18 @@ def test_a_process_can_be_restored_and_has_all_where_it_was(client, arrays):
     stream.close()
 
 
+def test_each_client_of_the_process_is_suspended(client, other, arrays):
+    """Also where they have the same memory."""
+    with other.open("device") as theirs, other.open("pinned") as pinned:
+        with suspended(client):
+            assert checkpoint() == NOT_SUPPORTED
+            assert values([theirs, pinned]) == [{0}, {1}], "it goes on"
+            with suspended(other):
+                assert checkpoint() == 0
+            assert values([theirs, pinned]) == [{0}, {1}]
+        assert values(arrays) == [{0}, {1}, {2}]
+
+
 def test_others_go_on(client, arrays, child):
     """The other process reads what this one wrote on a stream, and writes, while this one is suspended."""
     stream = client.stream()

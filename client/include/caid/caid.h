@@ -670,10 +670,10 @@ int caid_exchange(struct caid_client *client, struct caid_array *const *old, siz
                   size_t n_streams, struct caid_error *error);
 
 /* Prepares the process for the driver's checkpoint (cuCheckpointProcessCheckpoint()), which cannot
- * be restored while there are handles of others' memory: waits for the work of the streams, unmaps
- * all arrays, and gives back every handle and registration. Addresses, leases and the connection
- * stay, and what others see is as before. Shared memory is not in the checkpoint, and stays on the
- * GPU.
+ * be restored while there are handles of others' memory: waits for the work of brackets, of the
+ * devices' primary contexts and of the thread's current one, unmaps all arrays, and gives back
+ * every handle and registration. Addresses, leases and the connection stay, and what others see is
+ * as before. Shared memory is not in the checkpoint, and stays on the GPU.
  *
  * From the call on, until caid_client_resume(), creates, opens, copies, brackets, new timelines and
  * channels, and allocations of arenas are CAID_ERR_NOT_READY; closes, and what only asks the
