@@ -170,7 +170,8 @@ kept_post(struct kept *k, uint32_t number, int fd, uint8_t due)
 /* ---- connecting ---- */
 
 /* An fd that the keeper has. At the start it is a found one. Later it is closed, and the keeper is
- * sent what the number has by now. */
+ * sent what the number has by now: where that is nothing, it has not read that it was to kill what
+ * may be a page, and to drop it. */
 static int
 accept_one(struct kept *k, uint32_t number, int fd_consume)
 {
@@ -183,7 +184,7 @@ accept_one(struct kept *k, uint32_t number, int fd_consume)
     if (number >= k->end)
         k->end = number + 1;
     if (k->state != KEPT_STARTS) {
-        set_slot(k, number, slot->fd, slot->due | DUE_FD);
+        set_slot(k, number, slot->fd, slot->due | (slot->fd > 0 ? DUE_FD : DUE_KILL | DUE_FD));
     } else if (!slot->is_found) {
         set_slot(k, number, TAKE_FD(fd), 0);
         slot->is_found = true;

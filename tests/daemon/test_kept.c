@@ -226,12 +226,23 @@ CAID_TEST_BETWEEN(kept, a_keeper_that_dies_is_given_what_nobody_has_claimed, beg
     close(fd);
 }
 
-/* It had been dropped when that one's connection was lost, and what it was told with it. */
+static int
+page_file(void)
+{
+    int fd = memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    cr_assert_eq(ftruncate(fd, TIMELINE_PAGE_BYTES), 0);
+    return fd;
+}
+
+/* A page: it had been killed and dropped when that one's connection was lost, and what it was told
+ * with it. */
 CAID_TEST_BETWEEN(kept, a_number_is_free_once_also_where_a_keeper_has_it_still, begin(), end(),
                   .timeout = 60)
 {
     struct keep_packet p = {.version = KEEP_VERSION, .type = KEEP_PUT, .n = 1};
-    int pair[2], fd = STDERR_FILENO;
+    int pair[2], fd = page_file();
+    struct timeline_slot *slots = mmap(NULL, TIMELINE_PAGE_BYTES, PROT_READ, MAP_SHARED, fd, 0);
     uint32_t numbers[2];
     struct kept k;
 
@@ -244,6 +255,8 @@ CAID_TEST_BETWEEN(kept, a_number_is_free_once_also_where_a_keeper_has_it_still, 
     await_connection(&k, false);
     cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
     cr_assert_eq(keep_send(pair[0], &p, &fd), 0);
+    p.type = KEEP_MAP;
+    cr_assert_eq(keep_send(pair[0], &p, &fd), 0);
     keeper_pid = fork();
     if (keeper_pid == 0)
         keep(pair[1], true);
@@ -255,8 +268,11 @@ CAID_TEST_BETWEEN(kept, a_number_is_free_once_also_where_a_keeper_has_it_still, 
     cr_assert_eq(kept_put(&k, fd, &numbers[1]), 0);
     cr_assert_neq(numbers[0], numbers[1]);
     succeed(&k);
+    cr_assert(timeline_is_dead(&slots[TIMELINE_SLOTS - 1]));
     cr_assert_eq(kept_forget(&k), 2);
     kept_deinit(&k);
+    munmap(slots, TIMELINE_PAGE_BYTES);
+    close(fd);
 }
 
 CAID_TEST_BETWEEN(kept, a_page_is_killed_by_a_keeper_that_does_not_read_yet, begin(), end(),
@@ -302,15 +318,6 @@ await_mapped(struct kept *k, uint32_t page, int wanted)
         cr_assert_lt(clock_now_ns(), until_ns);
     }
     cr_assert_eq(r, wanted);
-}
-
-static int
-page_file(void)
-{
-    int fd = memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-    cr_assert_eq(ftruncate(fd, TIMELINE_PAGE_BYTES), 0);
-    return fd;
 }
 
 static void
