@@ -557,7 +557,9 @@ check_block(const struct block *block)
     CHECK((block->state == BLOCK_ALLOCATING) ==
           (block->fd < 0 && !block->handle)); /* tests give handles that are not 0 */
     CHECK(!block->reserved || (empty && block->state == BLOCK_LIVE));
-    CHECK(block->reserved ? block->doomed || !block->exported : !block->doomed);
+    CHECK(!block->doomed || block->reserved);
+    CHECK(!block->exported || !block->reserved || block->doomed ||
+          block->charge.user->core->n_release_errors); /* one spares all that come after it */
     CHECK(!block->spared || block->own);
     CHECK(!empty || block->state != BLOCK_LIVE || block->reserved ||
           (block->kind != KIND_DEVICE && !LIST_EMPTY(&block->holds)));
