@@ -471,11 +471,24 @@ join(struct actor *a, unsigned i)
     caid_channel_close(in.channel); /* every fifth with a frame that is open */
 }
 
-static void
-check_left(const struct stress *s, const char *what, uint64_t now, uint64_t before)
+/* Mappings of what is called so, or NULL: fds. */
+static uint64_t
+count(pid_t pid, const char *of)
 {
-    if (now > before + LEFT_MAX)
-        stress_fail(s, "%s: %d, and %d before", what, (int)now, (int)before);
+    return of ? ledger_count_mappings(pid, of) : ledger_count_fds(pid);
+}
+
+/* What a client does not need any more goes soon. */
+static void
+await_few(const struct stress *s, const char *what, pid_t pid, const char *of, uint64_t before)
+{
+    uint64_t now, hang_ns = clock_now_ns() + HANG_NS;
+
+    while ((now = count(pid, of)) > before + LEFT_MAX) {
+        if (clock_now_ns() > hang_ns)
+            stress_fail(s, "%s: %d, and %d before", what, (int)now, (int)before);
+        usleep(1000);
+    }
 }
 
 static void
@@ -486,13 +499,13 @@ joiner(struct actor *a, unsigned n)
     a->client = program_connect(a->s->source.socket);
     for (unsigned i = 0; i < n; i++) {
         if (i == n / 10) {
-            n_fds = ledger_count_fds(getpid());
-            n_mappings = ledger_count_mappings(getpid(), "");
+            n_fds = count(getpid(), NULL);
+            n_mappings = count(getpid(), "");
         }
         join(a, i);
     }
-    check_left(a->s, "fds of who joins", ledger_count_fds(getpid()), n_fds);
-    check_left(a->s, "mappings of who joins", ledger_count_mappings(getpid(), ""), n_mappings);
+    await_few(a->s, "fds of who joins", getpid(), NULL, n_fds);
+    await_few(a->s, "mappings of who joins", getpid(), "", n_mappings);
     caid_client_close(a->client);
 }
 
@@ -504,8 +517,8 @@ run_joins(struct stress *s, unsigned first UNUSED, unsigned n)
         role_start(s, i, joiner, n / (HOSTILE - VIEWER));
     for (unsigned i = VIEWER; i < HOSTILE; i++)
         role_join(s, i);
-    check_left(s, "pages that a producer has mapped",
-               ledger_count_mappings(s->roles[PRODUCER].pid, "caid-timelines"), 0);
+    await_few(s, "pages that a producer has mapped", s->roles[PRODUCER].pid, "caid-timelines",
+              0);
     s->roles[PRODUCER].end = true;
     role_join(s, PRODUCER);
 }
