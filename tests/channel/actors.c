@@ -504,6 +504,17 @@ look(const struct core_view *v, int i, uint64_t *ret_wanted, uint64_t *ret_word)
     return step == CORE_LAST && is_before_next() ? CORE_GOT : step;
 }
 
+/* The last frame of a producer that has closed. */
+static uint64_t
+last_of(const struct core_view *v)
+{
+    uint64_t submitted = peek(&v->slot->submitted);
+
+    if (v->latest)
+        return channel_sequence(peek(&v->table->newest));
+    return submitted < TIMELINE_DEAD ? submitted : peek(&v->slot->landed);
+}
+
 static void
 get(void)
 {
@@ -523,6 +534,8 @@ get(void)
     }
     if (step == CORE_DEAD && peek(&v.table->closed))
         broken("a reader is told of the death of one that had closed");
+    if (step == CORE_CLOSED && last_of(&v) > own->seen)
+        broken("a reader leaves frame %u behind", (unsigned)last_of(&v));
     if (step == CORE_NOTHING || step == CORE_COMES)
         wait_for_more(&v, step, wanted);
     else

@@ -572,8 +572,10 @@ CHANNEL_TEST(streams_end_out_of_order)
     assert_ok(caid_channel_get(o.get, late, CAID_FOREVER, 0, &o.frame, &error));
     gpu_wait_at(&f.gpu, gate, (CUstream)(uintptr_t)late);
     assert_ok(caid_channel_end(o.get, &o.frame, late, &error));
+    assert_failed(try_get(0), CAID_ERR_INVALID);
     assert_ok(caid_channel_end(o.get, &first, o.stream, &error));
-    assert_failed(caid_channel_begin(o.put, 0, 0, &first, &error), CAID_ERR_TIMEOUT);
+    assert_failed(caid_channel_begin(o.put, 0, 100 * NSEC_PER_MSEC, &first, &error),
+                  CAID_ERR_TIMEOUT);
     atomic_store(gate, 1);
     assert_ok(caid_channel_begin(o.put, 0, CAID_FOREVER, &first, &error));
     assert_ok(caid_channel_abandon(o.put, &first, &error));
