@@ -18,6 +18,8 @@
 #endif
 
 #define MAP_ALIGNMENT ((size_t)2 << 20)
+/* A process that is killed goes on until such a call ends: 1 GiB at once takes up to seconds. */
+#define COLLAPSE_BYTES ((size_t)64 << 20)
 
 static int
 fail_file(struct drv_error *err, int r, const char *call, const char *what)
@@ -72,20 +74,29 @@ map_aligned(int fd, size_t size, int protection)
     return ptr;
 }
 
-/* As many of its pages become huge ones as the kernel has: they are there sooner, fewer are to be
- * pinned, and to be found when a CPU fills them. Of 2 MiB without any page the kernel makes none.
- * Registered pages stay as they are. */
-static void
-take_huge_pages(const struct pinned_map *map)
+/* Of 2 MiB without any page the kernel makes no huge one. Another process may be at it: EAGAIN. */
+static bool
+collapse(char *first, size_t size)
 {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE),
-           size = map->size / MAP_ALIGNMENT * MAP_ALIGNMENT;
-    char *first = map->host;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
 
     for (size_t at = 0; at < size; at += MAP_ALIGNMENT)
         if (madvise(first + at, page, MADV_POPULATE_READ) < 0)
+            return false;
+    return madvise(first, size, MADV_COLLAPSE) == 0 || errno == EAGAIN;
+}
+
+/* As many of its pages become huge ones as the kernel has: they are there sooner, fewer are to be
+ * pinned, and to be found when a CPU fills them. Registered pages stay as they are. */
+static void
+take_huge_pages(const struct pinned_map *map)
+{
+    size_t size = map->size / MAP_ALIGNMENT * MAP_ALIGNMENT;
+    char *first = map->host;
+
+    for (size_t at = 0; at < size; at += COLLAPSE_BYTES)
+        if (!collapse(first + at, size - at < COLLAPSE_BYTES ? size - at : COLLAPSE_BYTES))
             return;
-    madvise(first, size, MADV_COLLAPSE);
 }
 
 int
