@@ -226,7 +226,7 @@ fake_main(void *arg)
 
 /* The caller has filled in the script, and what it needs. */
 static struct caid_client *
-start(struct fake *fake, uint64_t call_timeout_ns)
+start(struct fake *fake)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
 
@@ -239,8 +239,7 @@ start(struct fake *fake, uint64_t call_timeout_ns)
     must(listen(fake->listener, 1) == 0);
     must(pthread_create(&fake->thread, NULL, fake_main, fake) == 0);
 
-    OPTIONS(caid_connect_options, options, .socket = fake->path,
-            .call_timeout_ns = call_timeout_ns);
+    OPTIONS(caid_connect_options, options, .socket = fake->path);
     assert_ok(caid_connect(&fake->client, &options, &error));
     return fake->client;
 }
@@ -248,22 +247,15 @@ start(struct fake *fake, uint64_t call_timeout_ns)
 struct caid_client *
 fake_start(struct fake *fake, void (*script)(struct fake *fake), const void *data)
 {
-    return fake_start_within(fake, script, data, 0);
-}
-
-struct caid_client *
-fake_start_within(struct fake *fake, void (*script)(struct fake *fake), const void *data,
-                  uint64_t call_timeout_ns)
-{
     *fake = (struct fake){.script = script, .data = data};
-    return start(fake, call_timeout_ns);
+    return start(fake);
 }
 
 struct caid_client *
 fake_start_keeping(struct fake *fake, void (*script)(struct fake *fake))
 {
     *fake = (struct fake){.script = script, .keeps = true};
-    return start(fake, 0);
+    return start(fake);
 }
 
 void

@@ -36,9 +36,6 @@ struct fake {
 /* Starts it and connects to it. */
 struct caid_client *fake_start(struct fake *fake, void (*script)(struct fake *fake),
                                const void *data);
-/* The same, and its calls have so long. */
-struct caid_client *fake_start_within(struct fake *fake, void (*script)(struct fake *fake),
-                                      const void *data, uint64_t call_timeout_ns);
 /* The same, and the client will come back to it. */
 struct caid_client *fake_start_keeping(struct fake *fake, void (*script)(struct fake *fake));
 /* Closes the client, and waits for the script's end. */

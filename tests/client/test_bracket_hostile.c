@@ -15,6 +15,7 @@
 #include "caid_test.h"
 #include "daemon.h"
 #include "fake.h"
+#include "session/client.h"
 #include "timeline.h"
 
 #define PAGE 7
@@ -99,16 +100,10 @@ static struct fixture {
 } f;
 
 static void
-begin_within(uint64_t call_timeout_ns, void (*script)(struct fake *fake), const void *data)
-{
-    f.client = fake_start_within(&f.fake, script, data, call_timeout_ns);
-    assert_ok(caid_array_open(f.client, &f.array, "x", NULL, &error));
-}
-
-static void
 begin(void (*script)(struct fake *fake), const void *data)
 {
-    begin_within(0, script, data);
+    f.client = fake_start(&f.fake, script, data);
+    assert_ok(caid_array_open(f.client, &f.array, "x", NULL, &error));
 }
 
 static void
@@ -288,12 +283,19 @@ CAID_TEST(bracket_hostile, a_portion_that_is_refused_ends_the_begin)
 static void
 script_silent_portion(struct fake *fake)
 {
+    const uint64_t *call_ns = fake->data;
     enum msg_method method;
+    struct grant g;
 
-    grant_with_more(fake);
+    grant_init(&g);
+    g.result.more = true;
+    fake_open(fake);
     while ((method = fake_request(fake)) != MSG_UNKNOWN)
-        if (method == MSG_BEGIN)
-            send_known(fake, MSG_BEGIN, 0, true);
+        if (method == MSG_BEGIN) {
+            fake->client->call_timeout_ns = *call_ns; /* of calls after this one */
+            send_grant(fake, MSG_BEGIN, &g);
+            g.result.n_pages = g.n_fds = 0; /* it is there */
+        }
 }
 
 /* Whichever time is over, the call's or the bracket's: nobody is given a bracket that has not
@@ -311,11 +313,12 @@ CAID_TEST(bracket_hostile, a_portion_that_does_not_come_ends_the_begin)
                 .timeout_ns = times[i].own_ns);
         struct caid_bracket *bracket = NULL;
 
-        begin_within(times[i].call_ns, script_silent_portion, NULL);
+        begin(script_silent_portion, &times[i].call_ns);
         assert_failed(caid_bracket_begin(f.client, &bracket, &options, &error),
                       CAID_ERR_TIMEOUT);
         cr_assert(strstr(error.message, "fences request"), "%s", error.message);
         cr_assert_null(bracket);
+        f.client->call_timeout_ns = CAID_FOREVER;
         assert_ok(caid_bracket_start(f.client, &bracket, &options, &error));
         assert_failed(caid_bracket_wait(bracket, CAID_FOREVER, &error), CAID_ERR_TIMEOUT);
         assert_failed(caid_bracket_wait(bracket, 0, &error), CAID_ERR_TIMEOUT);
