@@ -27,7 +27,7 @@ struct getting {
     struct place *place;
     struct lane *lane;
     bool ahead;
-    uint64_t deadline_ns;
+    uint64_t deadline_ns, look_ns;
     struct pauses pauses;
     uint64_t word; /* of the frame that was found */
     struct caid_frame frame;
@@ -200,7 +200,7 @@ act(struct getting *g, enum core_step step, const struct fence *wanted,
     case CORE_GOT: return 1;
     case CORE_NOTHING:
         return channel_sleep(g->channel->client, &own_tail(g->channel)->waits, wanted,
-                             g->deadline_ns, error);
+                             g->deadline_ns, &g->look_ns, error);
     case CORE_COMES: return pause_for(g, error);
     default: return rejoin(g, step == CORE_LAST, error);
     }

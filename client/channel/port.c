@@ -65,20 +65,25 @@ channel_check(const struct caid_channel *channel, struct caid_error *error)
 
 int
 channel_sleep(const struct caid_client *client, _Atomic uint64_t *waits,
-              const struct fence *fence, uint64_t deadline_ns, struct caid_error *error)
+              const struct fence *fence, uint64_t deadline_ns, uint64_t *look_ns,
+              struct caid_error *error)
 {
-    uint64_t until_ns = min_u64(deadline_ns, clock_now_ns() + CHANNEL_SLICE_NS);
-
+    if (*look_ns == 0)
+        *look_ns = clock_now_ns() + CHANNEL_SLICE_NS;
     atomic_fetch_add(waits, 1);
-    int r = fence_wait_submitted(client, fence, until_ns, error);
+    int r = fence_wait_submitted(client, fence, min_u64(deadline_ns, *look_ns), error);
     atomic_fetch_sub(waits, 1);
-    if (r == -ETIMEDOUT && clock_now_ns() < deadline_ns)
-        return interrupt_ask(client, error);
+    uint64_t now = clock_now_ns();
+    if (r == -ETIMEDOUT ? now >= deadline_ns : r != 0)
+        return r;
     /* a page that contradicts itself would end each sleep at once */
-    if (r == 0 && clock_now_ns() >= deadline_ns)
+    if (now >= deadline_ns)
         return fail(error, CAID_ERR_TIMEOUT, "page %" PRIu64 " did not go on in time",
                     fence->page->id);
-    return r;
+    if (now < *look_ns)
+        return 0;
+    *look_ns = 0;
+    return interrupt_ask(client, error);
 }
 
 int

@@ -202,9 +202,12 @@ int channel_list(struct caid_channel *channel, struct caid_error *error);
 void channel_unref(struct caid_channel *channel);
 
 /* Sleeps until the fence, whose page another process owns, has been submitted, or for a moment.
- * `waits` tells that process. CAID_ERR_TIMEOUT, CAID_ERR_INTERRUPTED. */
+ * `waits` tells that process. *look_ns, which is 0 at first, is when the program is to be asked:
+ * the caller keeps it, so that a thread that is woken again and again asks, too. CAID_ERR_TIMEOUT,
+ * CAID_ERR_INTERRUPTED. */
 int channel_sleep(const struct caid_client *client, _Atomic uint64_t *waits,
-                  const struct fence *fence, uint64_t deadline_ns, struct caid_error *error);
+                  const struct fence *fence, uint64_t deadline_ns, uint64_t *look_ns,
+                  struct caid_error *error);
 /* lane_get(), after which memory of the host is the device's, too. 1 and 2 are of the array's
  * device if no context is current. */
 int channel_lane(struct caid_channel *channel, uint64_t stream, struct lane **ret,

@@ -100,6 +100,7 @@ static int
 wait_for_readers(struct caid_channel *channel, struct fence fences[CHANNEL_READERS_MAX],
                  size_t *ret_n, uint64_t deadline_ns, struct caid_error *error)
 {
+    uint64_t look_ns = 0;
     bool waits;
 
     for (;;) {
@@ -112,7 +113,7 @@ wait_for_readers(struct caid_channel *channel, struct fence fences[CHANNEL_READE
             return r;
         }
         r = channel_sleep(channel->client, &channel->core.table->waits, &fences[0], deadline_ns,
-                          error);
+                          &look_ns, error);
         r = excuse(r, fences, 1, deadline_ns);
         fence_drop(&fences[0]);
         if (r < 0 && r != -EAGAIN)

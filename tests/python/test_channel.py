@@ -21,7 +21,7 @@ from typing import Callable, NamedTuple
 
 import numpy
 import pytest
-from conftest import PATIENCE_S, Held, at_last, forked, in_a_thread, in_thread, in_threads, refuses, run_async, softcuda, wait_until
+from conftest import PATIENCE_S, Held, at_last, forked, in_a_thread, in_thread, in_threads, refuses, run_async, softcuda, until_it_waits, wait_until
 from restarts import Restarts
 
 import caid
@@ -739,6 +739,21 @@ def test_a_close_ends_a_put_that_waits(other, daemon, end):
             assert ended == [None] and ch.closed
             assert [got(r), got(r)] == [(1, 0, 1), (2, 0, 2)]
     other.unlink("frames")
+
+
+def test_a_close_ends_a_get_that_is_woken_again_and_again(client, other):
+    with made(client, other, memory="pinned", mode="fifo", slots=2) as (ch, r):
+
+        def give_up():
+            with contextlib.suppress(ZeroDivisionError), ch.put():
+                1 / 0
+
+        thread, ended = in_thread(r.get)
+        until_it_waits(thread)
+        r.close()
+        wait_until(lambda: (give_up(), ended)[1])
+        thread.join()
+        assert isinstance(ended[0], caid.CancelledError), ended
 
 
 def test_an_open_frame_outlives_the_close_of_its_channel(fifo):
