@@ -169,25 +169,31 @@ place_settle(struct caid_channel *channel, struct caid_error *error)
 {
     int r = 0;
 
-    while (r == 0 && place_can_settle(channel))
-        r = check_given_up(channel, channel->doubts.from++, error);
+    while (r == 0 && place_can_settle(channel)) {
+        uint64_t sequence = channel->doubts.from++;
+        const struct place *open = find_open(channel, sequence);
+        if (!open || !open->ahead) /* else its end tells */
+            r = check_given_up(channel, sequence, error);
+    }
     return r;
 }
 
-/* It was got ahead, of the present producer. */
+/* It was got ahead, of the present producer. What has been told of is never among the doubts: all
+ * of them come after it. */
 static int
 check_ahead(struct caid_channel *channel, uint64_t sequence, struct caid_error *error)
 {
     struct doubts *doubts = &channel->doubts;
+    bool is_there = timeline_submitted(channel->view.slot) >= sequence;
 
-    if (timeline_submitted(channel->view.slot) >= sequence)
+    if (is_there && (doubts->from == doubts->to || doubts->from > sequence))
         return check_given_up(channel, sequence, error);
     if (doubts->from == doubts->to)
         *doubts = (struct doubts){sequence, sequence};
     doubts->from = min_u64(doubts->from, sequence);
     if (doubts->to <= sequence)
         doubts->to = sequence + 1;
-    return 0;
+    return place_settle(channel, error);
 }
 
 /* As far as that is known. Takes the place's fence. */
@@ -199,8 +205,10 @@ check_contents(struct caid_channel *channel, struct place *place, struct caid_er
     int r = fence_look(&place->data, false, &state, error);
     if (r == 0 && state == FENCE_LOST)
         r = producer_tell_death(channel, place->data.page, error);
-    else if (r == 0 && place->ahead && place->data.page == channel->producer)
+    else if (r == 0 && place->ahead && place->data.page == channel->producer) {
+        place->ahead = false;
         r = check_ahead(channel, place->sequence, error);
+    }
     fence_drop(&place->data);
     return r;
 }

@@ -767,6 +767,43 @@ CHANNEL_TEST(ahead_frames_end_out_of_order)
     assert_ok(caid_stream_destroy(f.client, reading, &error));
 }
 
+/* Ends what was got ahead on the stream. */
+static void
+assert_void(const struct caid_frame *frame, uint64_t stream)
+{
+    assert_failed(caid_channel_end(o.get, frame, stream, &error), CAID_ERR_ABANDONED);
+}
+
+/* A void one that is told of by its own end is not told of by the next get, whether or not an older
+ * one was in doubt then, or a younger one is later. */
+CHANNEL_TEST(ahead_a_void_frame_is_told_of_once)
+{
+    struct caid_frame frames[7];
+    uint64_t reading;
+
+    begin_streams("fifo", 7);
+    assert_ok(caid_stream_create(f.client, 0, CAID_STREAM_NON_BLOCKING, &reading, &error));
+    for (int i = 0; i < 7; i++)
+        assert_ok(caid_channel_get(o.get, reading, 0, CAID_CHANNEL_AHEAD, &frames[i], &error));
+    assert_ok(caid_channel_end(o.get, &frames[0], reading, &error));
+    put_on_stream();
+    give_up_on_stream();
+    assert_void(&frames[1], reading);
+    assert_ok(caid_channel_end(o.get, &frames[2], reading, &error));
+    assert_ok(caid_channel_end(o.get, &frames[4], reading, &error));
+    put_on_stream();
+    give_up_on_stream();
+    put_on_stream();
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT); /* the fourth is open */
+    assert_void(&frames[3], reading);
+    assert_ok(caid_channel_end(o.get, &frames[6], reading, &error));
+    give_up_on_stream();
+    assert_void(&frames[5], reading);
+    put_on_stream();
+    assert_failed(try_get(0), CAID_ERR_TIMEOUT);
+    assert_ok(caid_stream_destroy(f.client, reading, &error));
+}
+
 /* ---- what is refused ---- */
 
 static void
