@@ -234,6 +234,12 @@ core_secure(const struct core_view *view, struct channel_announcement *a, bool h
 }
 
 bool
+core_is_newest(const struct core_view *view, bool host, uint64_t word)
+{
+    return candidate(view, host) == word;
+}
+
+bool
 core_was_given_up(const struct core_view *view, uint64_t sequence, uint32_t slot)
 {
     return channel_load(&view->table->entries[slot].given_up) == sequence;

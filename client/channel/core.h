@@ -119,6 +119,9 @@ enum core_step core_next(const struct core_view *view, bool host, uint64_t next,
 enum core_step core_secure(const struct core_view *view, struct channel_announcement *a,
                            bool host, uint64_t next, uint64_t *ret);
 
+/* latest: whether core_secure() would find no other one now. */
+bool core_is_newest(const struct core_view *view, bool host, uint64_t word);
+
 /* fifo: whether the put of a submitted sequence was given up, also when its slot has another frame
  * by now; but not if that one was given up, too. */
 bool core_was_given_up(const struct core_view *view, uint64_t sequence, uint32_t slot);

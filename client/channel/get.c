@@ -178,11 +178,15 @@ take_last(struct getting *g)
     return is_new;
 }
 
-/* Asks for the next producer. 1: it has the last frame of one that has closed. */
+/* Asks for the next producer. `last`: it has found the last frame of this one, which has closed,
+ * or NULL. 1: it has got that. */
 static int
-rejoin(struct getting *g, bool last, struct caid_error *error)
+rejoin(struct getting *g, const struct page *last, struct caid_error *error)
 {
-    const struct announced announced = {.place = g->place, .word = g->word};
+    const struct announced announced = {.place = g->place,
+                                        .word = g->word,
+                                        .producer = last,
+                                        .host = channel_waits(g->lane)};
     enum answer answer;
 
     int r = producer_ask(g->channel, last ? &announced : NULL, g->deadline_ns, &answer, error);
@@ -202,7 +206,7 @@ act(struct getting *g, enum core_step step, const struct fence *wanted,
         return channel_sleep(g->channel->client, &own_tail(g->channel)->waits, wanted,
                              g->deadline_ns, &g->look_ns, error);
     case CORE_COMES: return pause_for(g, error);
-    default: return rejoin(g, step == CORE_LAST, error);
+    default: return rejoin(g, step == CORE_LAST ? wanted->page : NULL, error);
     }
 }
 

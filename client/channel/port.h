@@ -97,6 +97,8 @@ struct doubts {
 struct announced {
     const struct place *place; /* NULL: none is */
     uint64_t word;
+    const struct page *producer; /* whose frame it is */
+    bool host;                   /* for which it was looked for */
 };
 
 enum put_state {
@@ -276,10 +278,11 @@ int get_check_reader(const struct caid_channel *channel, struct caid_error *erro
 enum answer {
     ANSWER_OTHER, /* another producer, or none */
     ANSWER_SAME,  /* the one that is known already; or another thread is asking */
-    ANSWER_SAFE,  /* there was none after that one: the frame that was announced is safe */
+    ANSWER_SAFE,  /* there was none after that one: its last frame, as announced, is safe */
 };
+
 /* Takes the answer to JOIN up. */
-enum answer producer_take_answer(struct caid_channel *channel);
+void producer_take_answer(struct caid_channel *channel);
 /* Makes JOIN, or goes on with the one that stands, and takes the answer up: for the next producer,
  * or, with the last frame of this one, for what there is. CAID_ERR_TIMEOUT. */
 int producer_ask(struct caid_channel *channel, const struct announced *last,

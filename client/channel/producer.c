@@ -11,8 +11,8 @@
  * The last frame of a "latest" that has closed is not secured by an announcement: the next producer
  * may have looked before. It is safe if JOIN is answered that there was none yet, and was made
  * after the announcement: whoever comes then looks at that. The answer may come after the call that
- * has made JOIN, and announced, so the next call takes it for its own announcement of the same
- * frame, as long as the one of that call stands.
+ * has made JOIN, and announced; the next call takes it for its own announcement, if that is of the
+ * same frame by the same place, and so has never ceased to stand.
  */
 #include "port.h"
 #include "session/client.h"
@@ -51,8 +51,10 @@ answer_of(const struct caid_channel *channel)
     return known && channel->former == known->id ? ANSWER_SAFE : ANSWER_OTHER;
 }
 
-enum answer
-producer_take_answer(struct caid_channel *channel)
+/* Where there is none, but the last frame of this one is another than the one that was announced
+ * before JOIN was made, this one stays, to be looked at again. */
+static enum answer
+take_answer(struct caid_channel *channel, const struct announced *last, bool asked)
 {
     pthread_mutex_lock(&channel->lock);
     pthread_mutex_lock(&channel->client->lock);
@@ -62,12 +64,22 @@ producer_take_answer(struct caid_channel *channel)
     channel->joined = NULL;
     channel->is_answered = false;
     pthread_mutex_unlock(&channel->client->lock);
-    replace(channel, page, counted);
+    if (answer == ANSWER_SAFE && last &&
+        !(asked && core_is_newest(&channel->view, last->host, last->word)))
+        answer = ANSWER_OTHER;
+    else
+        replace(channel, page, counted);
     pthread_mutex_unlock(&channel->lock);
     return answer;
 }
 
-/* Whether JOIN, which is still to be made or answered, is younger than an announcement of this. */
+void
+producer_take_answer(struct caid_channel *channel)
+{
+    take_answer(channel, NULL, false);
+}
+
+/* Whether JOIN, which is still to be made or answered, is younger than this announcement. */
 static bool
 is_asked(struct caid_channel *channel, const struct announced *last)
 {
@@ -78,10 +90,10 @@ is_asked(struct caid_channel *channel, const struct announced *last)
     if (channel->join.state == CALL_IDLE && !channel->is_answered)
         *asked = *last;
     pthread_mutex_unlock(&channel->client->lock);
-    bool stands = asked->place && asked->word == last->word &&
-                  channel_load(&place_announcement(channel, asked->place)->word) == last->word;
+    bool same = last->producer == channel->producer && asked->place == last->place &&
+                asked->word == last->word;
     pthread_mutex_unlock(&channel->lock);
-    return stands;
+    return same;
 }
 
 int
@@ -96,9 +108,7 @@ producer_ask(struct caid_channel *channel, const struct announced *last, uint64_
     bool asked = last && is_asked(channel, last);
     int r = member_join(channel, !last, deadline_ns, error);
     if (r == 0)
-        *ret = producer_take_answer(channel);
-    if (*ret == ANSWER_SAFE && !asked)
-        *ret = ANSWER_OTHER;
+        *ret = take_answer(channel, last, asked);
     atomic_store(&channel->rejoining, false);
     return r;
 }

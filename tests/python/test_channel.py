@@ -838,6 +838,28 @@ def test_the_last_frame_is_there_when_another_one_has_ended_meanwhile(daemon, cl
         assert got(r)[2] == 2
 
 
+def test_the_last_frame_lands_while_an_older_one_is_asked_for(soft, daemon, client, other):
+    with made(client, other) as (ch, r), client.stream() as s:
+        put(ch, 1)
+        with Held(s) as held:
+            with ch.put(s) as frame:
+                frame.array.copy_from_host(numpy.full(SHAPE, 2, "<i4"), stream=s)
+                frame.info = b"2"
+            ch.close()
+            os.kill(daemon.pid, signal.SIGSTOP)
+            thread, _ = in_a_thread(client.ping)  # so the daemon hears of this client first
+            try:
+                with pytest.raises(caid.TimedOutError):
+                    r.get(timeout=0)
+                held.gate.set()
+                s.synchronize()
+                time.sleep(0.2)  # the client leaves; if it does so later, there is less to see
+            finally:
+                os.kill(daemon.pid, signal.SIGCONT)
+            thread.join()
+        assert got(r)[2] == 2
+
+
 @pytest.mark.parametrize("next_one", [False, True])
 def test_the_last_frame_of_a_producer_is_asked_for_again(daemon, client, other, next_one):
     how = {"memory": "pinned", "slots": 4}
