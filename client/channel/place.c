@@ -315,6 +315,7 @@ place_abandon(struct caid_channel *channel, uint64_t sequence, struct caid_error
     pthread_mutex_lock(&channel->lock);
     struct place *place = find_open(channel, sequence);
     if (place) {
+        member_break(channel); /* before others count it as ended */
         fence_drop(&place->data);
         if (place->lane)
             lane_put(place->lane);
@@ -323,7 +324,6 @@ place_abandon(struct caid_channel *channel, uint64_t sequence, struct caid_error
     pthread_mutex_unlock(&channel->lock);
     if (!place)
         return fail_not_open(channel, sequence, error);
-    member_break(channel);
     ready_update(channel);
     return channel_fail_broken(channel, error);
 }
