@@ -62,8 +62,11 @@ extern void (*soft_end_peers)(void);
 /* Bytes in use on device 0, by all processes. */
 uint64_t soft_used(void);
 /* The same, once that is so much: the kernel gives back what a process had some time after it has
- * told of its exit. What it is after 10 s otherwise. */
+ * told of its exit, and a look at it may be wrong while other processes' locks come and go. What it
+ * is after 10 s otherwise. */
 uint64_t soft_used_later(uint64_t bytes);
+#define USED_IS(bytes, ...) \
+    cr_assert_eq(soft_used_later(bytes), bytes __VA_OPT__(, ) __VA_ARGS__)
 
 struct soft_mapping {
     CUmemGenericAllocationHandle handle;

@@ -33,7 +33,7 @@ CAID_TEST(soft_context, one_destroyed_below_the_top_is_told_of)
     CUdeviceptr at = soft_memory(GRAN);
     MUST(cuCtxPushCurrent_v2(primary));
     MUST(cuCtxDestroy_v2(created));
-    cr_assert_eq(soft_used(), 0, "its memory went with it");
+    USED_IS(0, "its memory went with it");
     MUST(cuCtxPopCurrent_v2(&top));
     REFUSED(CONTEXT_IS_DESTROYED, cuMemAlloc_v2(&at, 16));
     REFUSED(CONTEXT_IS_DESTROYED, cuCtxSynchronize());
@@ -60,9 +60,9 @@ SOFT_TEST_LATE(soft_context, the_primary_one_is_counted)
     MUST(cuDevicePrimaryCtxRelease_v2(0));
     MUST(cuDevicePrimaryCtxGetState(0, &flags, &active));
     cr_assert_eq(active, 1);
-    cr_assert_eq(soft_used(), GRAN);
+    USED_IS(GRAN);
     MUST(cuDevicePrimaryCtxRelease_v2(0));
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
     REFUSED(CONTEXT_IS_DESTROYED, cuMemAlloc_v2(&at, 16));
     MUST(cuDevicePrimaryCtxRetain(&again, 0));
     cr_assert_eq(context, again, "one handle for ever");
@@ -79,7 +79,7 @@ SOFT_TEST_LATE(soft_context, a_reset_ends_what_is_in_it)
     MUST(cuEventRecord(event, stream));
     struct soft_mapping mapping = soft_map(GRAN, 3);
     MUST(cuDevicePrimaryCtxReset_v2(0));
-    cr_assert_eq(soft_used(), GRAN, "only mapped memory is left");
+    USED_IS(GRAN, "only mapped memory is left");
     REFUSED(INVALID_HANDLE, cuStreamDestroy_v2(stream));
     REFUSED(CONTEXT_IS_DESTROYED, cuEventQuery(event));
     REFUSED(CONTEXT_IS_DESTROYED, cuMemFree_v2(at));
@@ -139,7 +139,7 @@ SOFT_TEST(soft_context, work_on_unmapped_memory_faults_the_device)
     REFUSED(LAUNCH_FAILED, cuMemFree_v2(at));
     REFUSED(LAUNCH_FAILED, cuEventDestroy_v2(event));
     REFUSED(LAUNCH_FAILED, cuStreamDestroy_v2(stream));
-    cr_assert_eq(soft_used(), 0, "memory was given back all the same");
+    USED_IS(0, "memory was given back all the same");
     MUST(cuDeviceGetCount(&n));
     mapping = soft_map(GRAN, 3); /* memory management needs no context */
     soft_unmap(&mapping);

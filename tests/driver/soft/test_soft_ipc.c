@@ -184,17 +184,17 @@ OWNER_TEST(a_mapping_outlives_its_owner)
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
     peer_kill(&owner);
     cr_assert(soft_holds(at, 0xab, SIZE));
-    cr_assert_eq(soft_used_later(SIZE), SIZE, "it counts as long as somebody has it");
+    USED_IS(SIZE, "it counts as long as somebody has it");
     int fds = test_count_fds();
     MUST(cuIpcOpenMemHandle_v2(&again, handle, FLAGS));
     cr_assert_eq(again, at);
-    cr_assert_eq(test_count_fds(), fds);
+    cr_assert_eq(test_count_fds_later(fds), fds);
     REFUSED(INVALID_VALUE, cuMemFree_v2(at));
     REFUSED(INVALID_VALUE, cuIpcCloseMemHandle(at + 1));
     MUST(cuIpcCloseMemHandle(at));
     MUST(cuIpcCloseMemHandle(at));
     cr_assert_eq(soft_live("opened"), 0);
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
     REFUSED(INVALID_HANDLE, cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
 }
 
@@ -203,7 +203,7 @@ OWNER_TEST(a_reset_ends_what_the_owner_offers)
     CUdeviceptr at;
     tell('r');
     REFUSED(INVALID_VALUE, cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
 }
 
 CAID_TEST(soft_ipc, a_forked_child_offers_nothing)
@@ -216,7 +216,7 @@ CAID_TEST(soft_ipc, a_forked_child_offers_nothing)
     kill(owner.pid, SIGKILL);
     waitpid(owner.pid, NULL, 0);
     REFUSED(INVALID_HANDLE, cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
     close(owner.socket);
 }
 
@@ -254,7 +254,7 @@ SOFT_TEST_LATE(soft_ipc, each_device_has_its_own)
     soft_fill(other_at, 0x11, SIZE);
     MUST(cuCtxSetCurrent(first));
     cr_assert(soft_holds(at, 0x11, SIZE));
-    cr_assert_eq(soft_used(), SIZE);
+    USED_IS(SIZE);
 }
 
 OWNER_TEST(what_is_open_ends_with_its_context)
@@ -268,7 +268,7 @@ OWNER_TEST(what_is_open_ends_with_its_context)
     REFUSED(CONTEXT_IS_DESTROYED, cuIpcCloseMemHandle(at));
     tell('f');
     /* the thread that answered the owner's peers may have a file of it open for a moment */
-    cr_assert_eq(soft_used_later(0), 0);
+    USED_IS(0);
     MUST(cuDevicePrimaryCtxRetain(&context, 0));
     REFUSED(INVALID_VALUE, cuIpcCloseMemHandle(at));
 }
@@ -283,7 +283,7 @@ SOFT_TEST_LATE(soft_ipc, memory_of_an_unknown_device_is_opened)
     MUST(cuIpcOpenMemHandle_v2(&at, handle, FLAGS));
     ATTRIBUTE_IS(DEVICE_ORDINAL, at, 0);
     cr_assert(soft_holds(at, 0xab, SIZE));
-    cr_assert_eq(soft_used(), 0, "not of this device");
+    USED_IS(0, "not of this device");
 }
 
 /* Threads that open and close the same memory at once. */
@@ -328,5 +328,5 @@ OWNER_TEST(threads_open_and_close_at_once)
         pthread_join(openers[i].thread, NULL);
     cr_assert_eq(soft_live("opened"), 0);
     peer_end(&owner);
-    cr_assert_eq(soft_used_later(0), 0);
+    USED_IS(0);
 }

@@ -45,7 +45,7 @@ SOFT_TEST_LATE(soft_managed, it_may_be_larger_than_the_device)
     cr_assert_eq(*(unsigned char *)(uintptr_t)(at + 1000 * MIB), 3);
     MUST(cuMemGetInfo_v2(&free_after, &total));
     cr_assert_eq(free_after, free_before);
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
 }
 
 SOFT_TEST_LATE(soft_managed, pointers_tell_that_they_are_managed)

@@ -32,7 +32,7 @@ CAID_TEST(soft_memory, sizes_and_properties_are_checked)
     bad = prop;
     bad.type = CU_MEM_ALLOCATION_TYPE_INVALID;
     REFUSED(INVALID_VALUE, cuMemCreate(&handle, GRAN, &bad, 0));
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
 }
 
 CAID_TEST(soft_memory, handles_end_once)
@@ -190,7 +190,7 @@ CAID_TEST(soft_memory, the_limit_is_the_devices_memory)
         MUST(cuMemCreate(&handles[i], GRAN, &prop, 0));
     REFUSED(OUT_OF_MEMORY, cuMemCreate(&more, GRAN, &prop, 0));
     REFUSED(OUT_OF_MEMORY, cuMemAlloc_v2(&at, 1));
-    cr_assert_eq(soft_used(), 8 * MIB, "a refused allocation leaves nothing");
+    USED_IS(8 * MIB, "a refused allocation leaves nothing");
     MUST(cuMemRelease(handles[3]));
     MUST(cuMemAlloc_v2(&at, GRAN));
     REFUSED(OUT_OF_MEMORY, cuMemCreate(&more, GRAN, &prop, 0));
@@ -219,7 +219,7 @@ SOFT_TEST(soft_memory, allocations_are_freed_by_their_own_call_only)
     MUST(cuMemFreeHost(host));
     REFUSED(INVALID_VALUE, cuMemFree_v2(at));
     soft_unmap(&mapping);
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
 }
 
 SOFT_TEST_LATE(soft_memory, pointers_know_what_they_point_to)

@@ -21,7 +21,7 @@ SOFT_TEST(soft_pool_calls, the_host_has_pools_too)
     ATTRIBUTE_IS(MEMORY_TYPE, at, CU_MEMORYTYPE_HOST);
     MUST(cuPointerGetAttribute(&back, CU_POINTER_ATTRIBUTE_HOST_POINTER, at));
     cr_assert_eq((uintptr_t)back, at);
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
     MUST(cuMemsetD8_v2(at, 3, 4096));
     cr_assert_eq(((unsigned char *)back)[4095], 3, "a plain fill of pinned memory waits");
     MUST(cuMemFreeAsync(at, NULL));
@@ -43,7 +43,7 @@ SOFT_TEST(soft_pool_calls, managed_memory_has_pools_too)
     MUST(cuMemGetMemPool(&pool, &device, CU_MEM_ALLOCATION_TYPE_MANAGED));
     CUdeviceptr at = take(pool, 5000, NULL), beside = take(pool, 5000, NULL);
     ATTRIBUTE_IS(IS_MANAGED, at, 1);
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
     ((unsigned char *)(uintptr_t)at)[4999] = 7;
     MUST(cuMemsetD8Async(at, 1, 5000, NULL));
     MUST(cuMemFreeAsync(at, NULL));
@@ -193,14 +193,14 @@ SOFT_TEST(soft_pool_calls, a_reset_leaves_pool_memory_alone)
     MUST(cuMemAllocAsync(&at, MIB, stream));
     MUST(cuMemsetD8Async(at, 5, MIB, stream));
     MUST(cuDevicePrimaryCtxReset_v2(0));
-    cr_assert_eq(soft_used(), MIB);
+    USED_IS(MIB);
     MUST(cuDevicePrimaryCtxRetain(&context, 0));
     MUST(cuCtxSetCurrent(context));
     MUST(cuMemcpyDtoH_v2(&seen, at + MIB - 1, 1));
     cr_assert_eq(seen, 5);
     MUST(cuMemFreeAsync(at, NULL));
     MUST(cuStreamSynchronize(NULL));
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
 }
 
 SOFT_TEST_LATE(soft_pool_calls, calls_are_checked)
@@ -240,14 +240,14 @@ SOFT_TEST(soft_pool_calls, a_forked_child_holds_none_of_it)
     close(to_child[0]);
     MUST(cuMemFreeAsync(at, NULL));
     MUST(cuCtxSynchronize());
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
     at = take(pool, MIB, NULL);
     MUST(cuCtxSynchronize());
-    cr_assert_eq(soft_used(), MIB);
+    USED_IS(MIB);
     MUST(cuMemFreeAsync(at, NULL));
     MUST(cuCtxSynchronize());
     MUST(cuMemPoolDestroy(pool));
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
     close(to_child[1]);
     cr_assert_eq(waitpid(child, NULL, 0), child);
 }

@@ -141,20 +141,20 @@ OFFER_TEST(importing_again_gives_the_same)
 OFFER_TEST(memory_outlives_the_pool_that_it_is_from)
 {
     CUdeviceptr first = import_one(0);
-    cr_assert_eq(soft_used(), 2 * MIB, "an import is no second allocation");
+    USED_IS(2 * MIB, "an import is no second allocation");
     cr_assert(soft_holds(first, 0xa0, MIB));
     MUST(cuMemFree_v2(first));
     tell('f');
-    cr_assert_eq(soft_used(), MIB);
+    USED_IS(MIB);
     tell('d');
     CUdeviceptr second = import_one(1);
     peer_end(&peer);
     cr_assert(soft_holds(second, 0xa1, MIB));
     MUST(cuMemFreeAsync(second, NULL));
     MUST(cuCtxSynchronize());
-    cr_assert_eq(soft_used(), MIB, "the pool is still imported");
+    USED_IS(MIB, "the pool is still imported");
     end_offer();
-    cr_assert_eq(soft_used_later(0), 0);
+    USED_IS(0);
 }
 
 SOFT_TEST_LATE(soft_pool_ipc, pinned_memory_of_the_host_is_shared_too)
@@ -169,7 +169,7 @@ SOFT_TEST_LATE(soft_pool_ipc, pinned_memory_of_the_host_is_shared_too)
     MUST(cuMemFree_v2(at));
     end_offer();
     peer_end(&peer);
-    cr_assert_eq(soft_used_later(0), 0);
+    USED_IS(0);
 }
 
 /* What an imported pool is not for. */
@@ -283,7 +283,7 @@ SOFT_TEST(soft_pool_ipc, places_are_checked)
     MUST(cuMemPoolDestroy(pool));
     close(fd);
     close(other_fd);
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
 }
 
 /* Of a pool on a device that the process does not see. */

@@ -40,15 +40,15 @@ CAID_TEST(soft_process, all_see_the_same_figure)
     close(peer_hear_fd(second.socket));
     setenv("CAID_SOFTCUDA_MEMORY", "12M", 1);
     soft_start();
-    cr_assert_eq(soft_used(), 10 * MIB);
+    USED_IS(10 * MIB);
     CUmemGenericAllocationHandle handle;
     CUmemAllocationProp prop = soft_prop(0);
     REFUSED(OUT_OF_MEMORY, cuMemCreate(&handle, 4 * MIB, &prop, 0));
     peer_end(&first);
-    cr_assert_eq(soft_used_later(6 * MIB), 6 * MIB);
+    USED_IS(6 * MIB);
     MUST(cuMemCreate(&handle, 4 * MIB, &prop, 0));
     peer_kill(&second);
-    cr_assert_eq(soft_used_later(4 * MIB), 4 * MIB, "a killed process holds nothing");
+    USED_IS(4 * MIB, "a killed process holds nothing");
     MUST(cuMemRelease(handle));
 }
 
@@ -70,7 +70,7 @@ SOFT_TEST_LATE(soft_process, memory_of_an_unknown_device_is_imported)
     soft_set_access(&mapping, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     ATTRIBUTE_IS(DEVICE_ORDINAL, mapping.at, 0);
     soft_fill(mapping.at, 1, mapping.size);
-    cr_assert_eq(soft_used(), 0, "not of this device");
+    USED_IS(0, "not of this device");
     soft_unmap(&mapping);
 }
 
@@ -107,7 +107,7 @@ CAID_TEST(soft_process, an_fd_in_flight_counts)
     kill(holder.pid, SIGKILL);
     waitpid(holder.pid, NULL, 0);
     soft_start();
-    cr_assert_eq(soft_used(), 2 * MIB);
+    USED_IS(2 * MIB);
     close(holder.socket);
     /* The kernel frees what was in a closed socket on its own time. */
     while (soft_used() != 0)
@@ -133,5 +133,5 @@ SOFT_TEST(soft_process, a_forked_child_sees_the_figure)
     MUST(cuStreamSynchronize(stream));
     MUST(cuStreamDestroy_v2(stream));
     soft_unmap(&mapping);
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
 }

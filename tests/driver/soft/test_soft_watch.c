@@ -112,7 +112,7 @@ CAID_TEST(soft_watch, rules_say_which_calls_fail_and_how)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[128];
         snprintf(text, sizeof(text), "fail %s", cases[i].rules);
-        cr_assert_eq(soft_used(), 0);
+        USED_IS(0);
         cr_assert_eq(command("reset"), 0);
         cr_assert_eq(command(text), 0);
         for (size_t n = 0; n < ARRAY_SIZE(cases[i].want); n++)
@@ -128,11 +128,11 @@ CAID_TEST(soft_watch, a_call_that_fails_does_nothing_and_a_late_fault_comes_afte
     cr_assert_eq(create(&handle), CUDA_SUCCESS);
     cr_assert_eq(command("fail cuMemRelease=OPERATING_SYSTEM"), 0);
     REFUSED(OPERATING_SYSTEM, cuMemRelease(handle));
-    cr_assert_eq(soft_used(), GRAN);
+    USED_IS(GRAN);
     cr_assert_eq(command("clear"), 0);
     cr_assert_eq(command("fail cuMemRelease=late:LAUNCH_FAILED"), 0);
     REFUSED(LAUNCH_FAILED, cuMemRelease(handle));
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
     REFUSED(INVALID_VALUE, cuMemRelease(handle)); /* its own error */
 }
 
@@ -144,12 +144,12 @@ CAID_TEST(soft_watch, a_skipped_call_does_nothing_and_says_success)
     cr_assert_eq(try_create(), CUDA_SUCCESS);
     cr_assert_eq(create(&handle), CUDA_SUCCESS);
     cr_assert_eq(handle, 7, "left alone");
-    cr_assert_eq(soft_used(), 0);
+    USED_IS(0);
     cr_assert_eq(calls("cuMemCreate"), 2);
     cr_assert_eq(create(&handle), CUDA_SUCCESS);
     cr_assert_eq(command("fail cuMemRelease@1=skip"), 0);
     cr_assert_eq(cu.cuMemRelease(handle), CUDA_SUCCESS);
-    cr_assert_eq(soft_used(), GRAN);
+    USED_IS(GRAN);
     MUST(cuMemRelease(handle));
 }
 
