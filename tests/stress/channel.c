@@ -45,6 +45,7 @@ enum channel_role {
 
 struct channel_shared {
     pid_t producing;
+    _Atomic pid_t hostile; /* that has been let in */
     _Atomic uint64_t n_frames[CHANNEL_ROLES];
     _Atomic pid_t from[CHANNEL_ROLES]; /* the producer of the last one */
     _Atomic uint64_t used[2];          /* the last sequence that was put: "latest", "fifo" */
@@ -302,6 +303,7 @@ hostile(struct actor *a, unsigned unused UNUSED)
     a->client = program_connect(a->s->source.socket);
     MUST(caid_channel_open(a->client, &channel, fifo ? "fifo" : "latest", &options, &error));
     struct timeline_slot *slots = channel->page->slots;
+    atomic_store(&((struct channel_shared *)a->shared)->hostile, getpid());
     for (unsigned i = 0; !a->role->end; i++) {
         if (!fifo)
             write_anything(a, &slots[0], channel_reader_of(slots));
@@ -353,13 +355,31 @@ await_frames(struct stress *s)
         }
 }
 
+/* One that the producer waits for, and that waits for the next daemon, would hold a "fifo" up. */
+static void
+await_hostile(struct stress *s)
+{
+    struct channel_shared *shared = s->shared;
+    uint64_t hang_ns = clock_now_ns() + HANG_NS;
+
+    while (atomic_load(&shared->hostile) != s->roles[HOSTILE].pid) {
+        if (clock_now_ns() > hang_ns)
+            stress_fail(s, "the hostile reader is not let in");
+        usleep(500);
+    }
+}
+
 /* Before the kill, so that all that is known of it is known by the next daemon. */
 static void
 begin_outage(struct stress *s)
 {
+    bool goes_on = rnd(s, 2);
+
+    if (goes_on)
+        await_hostile(s);
     stress_outage(s);
     stress_count(s, "outages");
-    if (rnd(s, 2))
+    if (goes_on)
         await_frames(s);
 }
 

@@ -12,6 +12,7 @@ Fails when the program fails, when the daemon does not stop cleanly, or when eit
 import argparse
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,7 @@ with tempfile.TemporaryDirectory() as folder:
                 stderr=log, env={**os.environ, "TSAN_OPTIONS": "atexit_sleep_ms=0", **env},
             )  # fmt: skip
     finally:
+        daemon.process.send_signal(signal.SIGCONT)  # where the program has failed while there was no daemon
         status = daemon.stop()
     text = daemon.text()
 if client.returncode or status or "Sanitizer" in text or "runtime error" in text:
