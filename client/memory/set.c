@@ -328,7 +328,7 @@ int
 caid_set_create(struct caid_client *client, struct caid_array **ret, struct caid_array *whole,
                 const struct caid_member *members, size_t n, struct caid_error *error)
 {
-    struct caid_array *set;
+    struct caid_array *set = NULL;
 
     int r = client_check_given(client, ret && members, ret ? "members" : "ret", error);
     if (r == 0 && (!whole || whole->client != client))
