@@ -515,11 +515,21 @@ class Client(_naming.Naming, Closing):
         """channel(), for asyncio. Parameters and errors as for channel()."""
         return await _channel.async_create(lambda: self.channel(name, shape, dtype, **how))
 
-    async def async_open_channel(self, name: str, *, timeout: float | None = None, **how: Any) -> Channel:
-        """open_channel(wait=True), for asyncio. Parameters and errors as for open_channel()."""
-        return await _channel.async_open(
-            lambda left: self.open_channel(name, wait=True, timeout=left, **how), timeout
-        )
+    async def async_open_channel(
+        self,
+        name: str,
+        *,
+        pool: str | None = None,
+        depth: int = 1,
+        device: _Device | None = None,
+        timeout: float | None = None,
+    ) -> Channel:
+        """open_channel(wait=True), for asyncio. Other parameters, and errors, as for open_channel()."""
+
+        def make(left: float) -> Channel:
+            return self.open_channel(name, pool=pool, wait=True, depth=depth, device=device, timeout=left)
+
+        return await _channel.async_open(make, timeout)
 
     def timeline(self, name: str, *, pool: str | None = None) -> Timeline:
         """Creates a timeline under a name, to signal. Names of timelines and of arrays are apart.
